@@ -18,7 +18,7 @@ from monitor.incidents.alerts.steps import outbox
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.runtime.rows import periodic_tasks
 from monitor.thresholds import rows as thresholds
-from monitor.usage.policy.ranges import RetentionPolicy
+from monitor.usage.policy.ranges import STATE_CHANGES_KEPT, RetentionPolicy
 from monitor.usage.rows import pruning, rollups
 
 R = TypeVar("R")
@@ -78,7 +78,7 @@ def prune() -> dict[str, int]:
         minutes=timedelta(days=config.minute_days),
         hours=timedelta(days=config.hour_days),
         events=timedelta(days=retention.event_days),
-        state_changes=timedelta(days=retention.state_change_days),
+        state_changes=STATE_CHANGES_KEPT,
         messages=timedelta(days=retention.message_days),
     )
     deleted = pruning.prune(periods, timezone.now())

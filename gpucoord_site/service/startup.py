@@ -188,7 +188,8 @@ def _prepare(config: Config, port: int | None, log_port: int | None) -> None:
     os_accounts.adopt_earlier_users(timezone.now())
     _hold_unrecorded(config)
     _skip_used_numbers(config)
-    for problem in disk_problems(config, thresholds.current(DiskPolicy)):
+    disks = disk_problems(config, thresholds.current(DiskPolicy))
+    for problem in (*disks, *thresholds.retired_values()):
         sys.stderr.write(f"gpucoord: warning: {problem}\n")
     if password := make_first_admin(config):
         _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")

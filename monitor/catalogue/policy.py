@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from monitor.gpus.policy.cooling import CoolingPolicy
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.presence.policy.thresholds import PresencePolicy
 from monitor.incidents.alerts.policy import AlertPolicy
@@ -20,7 +19,6 @@ from monitor.usage.policy.ranges import RetentionPolicy
 POLICIES: dict[str, type[Any]] = {
     "constraints": ConstraintPolicy,
     "alerts": AlertPolicy,
-    "cooling": CoolingPolicy,
     "enforcement": EnforcementPolicy,
     "presence": PresencePolicy,
     "health": HealthPolicy,
@@ -64,7 +62,6 @@ TOPICS: dict[str, dict[str, str]] = {
     "Health and operation": {
         "constraints": "Shortages of the host",
         "health": "Health of GPUs",
-        "cooling": "GPU memory after jobs",
         "alerts": "Delivery of alerts",
         "retention": "Retention of records",
     },

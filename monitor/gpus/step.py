@@ -8,11 +8,10 @@ from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import Snapshot
 from monitor.gpus import rows as availability
-from monitor.gpus.policy.cooling import Cooling, CoolingPolicy, judge
+from monitor.gpus.policy.cooling import Cooling, judge
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.thresholds import rows as thresholds
 
 
 def look(
@@ -21,9 +20,7 @@ def look(
     """Judge the claims by a sweep with a fresh process list."""
     if not claims and not closures:
         return Cooling()
-    ended = any(claim.until is not None for claim in claims)
-    policy = thresholds.current(CoolingPolicy) if ended else CoolingPolicy()
-    return judge(snapshot.processes, snapshot.gpus, claims, closures, policy, snapshot.at)
+    return judge(snapshot.processes, snapshot.gpus, claims, closures, snapshot.at)
 
 
 def apply(cooling: Cooling, snapshot: Snapshot, isolation: ItemIsolation) -> None:

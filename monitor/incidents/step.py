@@ -103,8 +103,8 @@ class IncidentStep:
             f"cpu|{name}" for name in self._cpus.people
         }
         unsure = evaluate_rules.undecided(inputs, policies, going_on, failed)
-        unsure |= cpu_rules.undecided(self._cpus, inputs.t, policies.hogs)
-        verdict = judge(findings, stored, present, demand, policies.hogs, now, unsure)
+        unsure |= cpu_rules.undecided(self._cpus, inputs.t)
+        verdict = judge(findings, stored, present, demand, now, unsure)
         incident_rows.apply(verdict, self._host, now, self._isolation)
         return verdict
 

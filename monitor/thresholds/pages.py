@@ -41,6 +41,7 @@ def rules(request: HttpRequest) -> HttpResponse:
     context = {
         "topics": topics,
         "changed": changed,
+        "retired": rows.retired_values() if request.user.is_staff else [],
         "q": wanted,
         "profile": profile,
         "profile_words": PROFILE_WORDS[profile],

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from monitor.facts.retired_thresholds import without_retired
 from monitor.thresholds import wording
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -218,9 +219,12 @@ def settings(policy_type: type[Any], name: str, layers: Sequence[Layer]) -> list
 def table_problems(
     tables: Mapping[str, object], policies: Mapping[str, type[Any]], under: Layer
 ) -> list[str]:
-    """One sentence for each mistake in the tables of a settings file."""
+    """One sentence for each mistake in the tables of a settings file.
+
+    Values of former thresholds are none: `retired_values` reports them.
+    """
     sentences: list[str] = []
-    for name, values in tables.items():
+    for name, values in without_retired(tables).items():
         if name not in policies:
             hint = wording.nearest(name, policies)
             sentences.append(f"[policy.{name}] is no policy{hint or '.'}")

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
+from monitor.facts.retired_thresholds import retired, sentence
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
 from monitor.runtime.rows.prepared import compiled_once
@@ -148,25 +149,34 @@ def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> b
     return True
 
 
+def retired_values() -> list[str]:
+    """A sentence for each source that still sets former thresholds, which has no effect."""
+    changed = {row.name: row.values for row in _changed()}
+    sources = ((settings.CONFIG.policy, f"in {FILE}"), (changed, "set in the admin"))
+    return [sentence(names, origin) for tables, origin in sources if (names := retired(tables))]
+
+
 def subject(name: str) -> str:
     """The subject of a policy's audit entries."""
     return f"policy {name}"
 
 
 def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """`clear_s from 60 s to 45 s, …`"""
+    """`clear_s from 60 s to 45 s, …`; values of former thresholds are removed."""
     kind = _registered[name]
     lower = _lower_layers()
     old, new = (
         policies.in_force(kind, name, [*lower, Layer(OPERATORS, {name: values})])
         for values in (before, after)
     )
-    return ", ".join(
+    declared = policies.thresholds(kind)
+    changed = [
         f"{field} from {previous.in_words(getattr(old, field))}"
         f" to {previous.in_words(getattr(new, field))}"
-        for field, previous in policies.thresholds(kind).items()
+        for field, previous in declared.items()
         if before.get(field) != after.get(field)
-    )
+    ]
+    return ", ".join(changed + [f"{name} removed" for name in before if name not in declared])
 
 
 def _lower_layers() -> list[Layer]:

@@ -148,7 +148,7 @@ def _tried(
     except Exception as error:
         row.refresh_from_db()
         row.failures += 1
-        row.retry_at = now + pause(row.failures, thresholds.current(AlertPolicy))
+        row.retry_at = now + pause(row.failures)
         row.problem = _reason(error)
         row.save()
         if row.failures == 1:

@@ -233,7 +233,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_loses_no_job_and_is_told(small_disk: Path, tmp_path: Path) -> None:
     policy = json.loads(NO_LIMITS_OF_THE_MACHINE)
-    policy["constraints"] |= {"data_free_gib": 0, "data_free_again_gib": 0}
+    policy["constraints"] |= {"data_free_gib": 0}
     pages: list[str] = []
 
     def fill(service: Service, _: Load) -> None:

@@ -94,7 +94,7 @@ class Trace:
             evaluate_rules.present_keys(inputs),
             evaluate_rules.undecided(inputs, p, going_on),
         )
-        self._note(judge(self.found, self.known, present, self.demand, p.hogs, self.at, unsure))
+        self._note(judge(self.found, self.known, present, self.demand, self.at, unsure))
 
     def _note(self, verdict: Verdict) -> None:
         gone = {incident.id for incident, _ in verdict.closed}

@@ -82,7 +82,6 @@ def test_a_change_counts_and_is_audited(browser: Client) -> None:
         ("clear_s", "soon", "Enter a number."),
         ("clear_s", "", "This field is required."),
         ("yields", "everybody", "Select a valid choice."),
-        ("leave_use_pct", "60", "It must not be above the value for presence."),
         ("exclusive", "gnome-shell", "Gnome-shell is in both lists of programs."),
     ],
 )
@@ -99,10 +98,10 @@ def test_what_can_not_be_is_refused_beside_its_field_and_kept_as_typed(
 
 
 def test_a_threshold_goes_back_by_its_box_or_by_typing_what_is_below(browser: Client) -> None:
-    change(browser, clear_s="90", latch_s="5")
-    assert monitor_rows.changes("presence") == {"latch_s": 5.0, "clear_s": 90.0}
+    change(browser, clear_s="90", max_grace_s="5")
+    assert monitor_rows.changes("presence") == {"max_grace_s": 5.0, "clear_s": 90.0}
 
-    change(browser, **{"back:clear_s": "on", "latch_s": "0.5"})
+    change(browser, **{"back:clear_s": "on", "max_grace_s": "2"})
 
     assert monitor_rows.changes("presence") == {}
     assert monitor_rows.current(PresencePolicy) == PresencePolicy()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
+from monitor.incidents.enforcement.policy import RUN_S
 from monitor.models import Incident, Message, PolicyValues, Response
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.runner import process_tree
@@ -38,8 +39,6 @@ POLICY = {
     "limit_minutes": 0.0,
     "freeze_minutes": 3.0,
     "grace_minutes": 1.0,
-    "run_s": 0.1,
-    "stop_s": 0.2,
 }
 
 
@@ -81,7 +80,7 @@ def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_close
     assert os.getpriority(os.PRIO_PROCESS, pid) == 10
     tick(4)
     target = Target("incident", pid, ticks or 0)
-    wait_until(lambda: is_stopped(target), 5, "stopped")
+    wait_until(lambda: is_stopped(target), RUN_S + 5, "stopped")
 
     Incident.objects.update(closed_at=later(5))
     tick(5)

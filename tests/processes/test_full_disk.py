@@ -20,7 +20,7 @@ from tests.processes.service import NO_LIMITS_OF_THE_MACHINE, Service, token, wa
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 # Without it, the tiny disk of the test would delay all starts.
 ANY_DISK = json.loads(NO_LIMITS_OF_THE_MACHINE)
-ANY_DISK["constraints"] |= {"data_free_gib": 0, "data_free_again_gib": 0}
+ANY_DISK["constraints"] |= {"data_free_gib": 0}
 # The supervisor looks twice a second.
 WATCHED_S, MOST_REPORTS = 6, 8
 

@@ -46,6 +46,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.disk,
     check_database.database,
     check_guards.disks,
+    check_guards.retired_thresholds,
     check_machine.port,
     check_machine.listeners,
 ]

@@ -1,14 +1,16 @@
-"""`gpucoord check`: guards that keep jobs from starting now, or soon will."""
+"""`gpucoord check`: thresholds without effect, and guards that keep jobs from starting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from django.apps import apps
 
 from gpucoord_site.cli.check.machine import existing
 from gpucoord_site.cli.check.report import Finding, ok, warn
 from gpucoord_site.config.settings import Config
+from monitor.facts import retired_thresholds as former
 from monitor.runtime.probes import disk_space
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, Layer
@@ -16,6 +18,7 @@ from scheduler.catalogue.policy import PROFILES
 from scheduler.disk.facts import DiskLevel, DiskSpace
 from scheduler.disk.policy import DiskPolicy, is_near, level, sentence
 
+T = TypeVar("T")
 REMEDY = "delete files there, or change the thresholds of the policy disk on /rules/"
 
 
@@ -27,6 +30,16 @@ def disks(config: Config) -> Iterator[Finding]:
         yield ok("disk guard", f"no job waits for disk space (block_pct = {policy.block_pct:g})")
     for text in warnings:
         yield warn("disk guard", text, REMEDY)
+
+
+def retired_thresholds(config: Config) -> Iterator[Finding]:
+    """Values of former thresholds in the settings or the database."""
+    in_settings = former.retired(config.policy)
+    sentences: list[str] | None = _from_rows(config, lambda rows: rows.retired_values())
+    if sentences is None:
+        sentences = [former.sentence(in_settings, f"in {FILE}")] if in_settings else []
+    for text in sentences:
+        yield warn("thresholds", text, "remove it; docs/reference/thresholds.md lists all")
 
 
 def problems(config: Config, policy: DiskPolicy) -> Iterator[str]:
@@ -55,16 +68,24 @@ def problems(config: Config, policy: DiskPolicy) -> Iterator[str]:
 
 def _policy(config: Config) -> DiskPolicy:
     """The thresholds in force; without tables, those of the settings."""
-    # Made at the first start, with the tables.
-    if apps.ready and (config.data / "secret_key").exists():
-        from django.db import DatabaseError
-
-        from monitor.thresholds import rows as thresholds
-
-        try:
-            return thresholds.current(DiskPolicy)
-        except DatabaseError:
-            pass
+    stored: DiskPolicy | None = _from_rows(config, lambda rows: rows.current(DiskPolicy))
+    if stored is not None:
+        return stored
     layers = [policies.profile_layer(config.profile, [PROFILES]), Layer(FILE, config.policy)]
     made: DiskPolicy = policies.in_force(DiskPolicy, "disk", layers)
     return made
+
+
+def _from_rows(config: Config, read: Callable[[Any], T]) -> T | None:
+    """The result of `read`, which gets the module of thresholds in force; None without tables."""
+    # Made at the first start, with the tables.
+    if not apps.ready or not (config.data / "secret_key").exists():
+        return None
+    from django.db import DatabaseError
+
+    from monitor.thresholds import rows
+
+    try:
+        return read(rows)
+    except DatabaseError:
+        return None

@@ -13,20 +13,11 @@ from datetime import datetime, timedelta
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import GpuReading, Health, ProcessReading
-from monitor.facts.thresholds import threshold
 
 # Claims on a GPU that has disappeared are closed after this time.
 FORGET = timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoolingPolicy:
-    """Release of GPU memory after the end of a job."""
-
-    # fmt: off
-    wait_s: float = threshold(5.0, "Wait for memory release", unit="s", ge=1, le=600,
-        help="A GPU that still holds memory of an ended job after this time is quarantined.")
-    # fmt: on
+# A GPU that still holds memory of an ended job after this time is quarantined.
+RELEASE_WAIT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +55,6 @@ def judge(
     gpus: Sequence[GpuReading],
     claims: Sequence[ClaimFact],
     closures: Sequence[ClosureFact],
-    policy: CoolingPolicy,
     now: datetime,
 ) -> Cooling:
     """Judge a sweep with a fresh process list. A lost GPU changes nothing."""
@@ -74,11 +64,10 @@ def judge(
             on.setdefault((process.gpu_uuid, process.job_ref), []).append(process)
     uuids = {gpu.uuid for gpu in gpus}
     well = {gpu.uuid for gpu in gpus if gpu.health is Health.OK}
-    wait = timedelta(seconds=policy.wait_s)
     ended = [c for c in claims if c.until is not None]
     over = [c for c in ended if _is_over(c, on, uuids, well, now)]
     held = [c for c in ended if (c.gpu_uuid, c.job_ref) in on and c.gpu_uuid in well]
-    late = [c for c in held if c.until is not None and now - c.until > wait]
+    late = [c for c in held if c.until is not None and now - c.until > RELEASE_WAIT]
     closed = {c.gpu_uuid for c in closures if c.kind is ClosureKind.QUARANTINED}
     return Cooling(
         started=_rows(c for c in claims if c.seen is None and (c.gpu_uuid, c.job_ref) in on),

@@ -1,7 +1,4 @@
-"""Condition of a GPU: heat, slow-downs, memory errors, XIDs and power, each with hysteresis.
-
-Its thresholds are in `HealthPolicy`.
-"""
+"""Condition of a GPU: heat, slow-downs, memory errors, XIDs and power, each with hysteresis."""
 
 from __future__ import annotations
 
@@ -11,7 +8,19 @@ from datetime import datetime, timedelta
 
 from monitor.facts.health import Ailment, Condition, HealthReading, Xid
 from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
-from monitor.facts.thresholds import percent, threshold
+from monitor.facts.thresholds import threshold
+
+# A throttled GPU is cool again this many °C below its threshold.
+COOLER_C = 5.0
+# A slowdown by the hardware or driver counts after the first time, and is over after the second.
+SLOW_FOR, SLOW_CLEAR = timedelta(seconds=10), timedelta(seconds=30)
+# Possible hang: at least this use in % with less than this part in % of the power limit, which
+# indicates a busy loop, for this time.
+SPIN_PCT, IDLE_POWER_PCT, SPIN_FOR = 99.0, 25.0, timedelta(minutes=10)
+# A GPU exceeds its power limit above this part of it in %, for this time.
+OVER_POWER_PCT, OVER_POWER_FOR = 110.0, timedelta(seconds=30)
+# A GPU gets no new jobs for this time after a hardware XID error.
+XID_HOLD = timedelta(minutes=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,52 +31,16 @@ class HealthPolicy:
     enabled: bool = threshold(True, "Health monitoring",
         "If disabled, only GPUs that do not respond get no new jobs.")
     hot_c: float = threshold(85.0, "Too hot at", unit="°C", ge=40, le=120,
-        help="A GPU at this temperature is throttled and gets no new jobs.")
-    cool_c: float = threshold(80.0, "Cool again at", unit="°C", ge=0, le=120,
-        help="A throttled GPU gets new jobs again at this temperature.")
+        help="A GPU at this temperature is throttled and gets no new jobs until it is 5 °C cooler.")
     hot_yield_minutes: float = threshold(0.0, "Preemptible jobs leave a throttled GPU after",
         unit="min", ge=0, le=1440,
         help="The jobs are requeued on other GPUs, so that the GPU cools down. 0 = the jobs stay.")
-    slow_s: float = threshold(10.0, "Hardware slowdown: after", unit="s", ge=0, le=3600,
-        help="A slowdown by the hardware or driver counts after this time.")
-    slow_clear_s: float = threshold(30.0, "Hardware slowdown: cleared after",
-        unit="s", ge=0, le=3600,
-        help="The slowdown must be absent for this time.")
-    spin_pct: float = threshold(99.0, "Possible hang: use above", unit="%", ge=1, le=100)
-    idle_power_pct: float = percent(25.0, "Possible hang: power below",
-        "Share of the power limit. High use with low power indicates a busy loop.")
-    spin_minutes: float = threshold(10.0, "Possible hang: after", unit="min", ge=0, le=1440)
-    over_power_pct: float = threshold(110.0, "Power limit exceeded above", unit="%", ge=100, le=200,
-        help="Share of the power limit.")
-    over_power_s: float = threshold(30.0, "Power limit exceeded: after", unit="s", ge=0, le=3600)
-    xid_hold_minutes: float = threshold(60.0, "Drain after a hardware XID error",
-        unit="min", ge=0, le=10_080,
-        help="The GPU gets no new jobs for this time.")
     # fmt: on
 
-    def conflicts(self) -> dict[str, str]:
-        above = self.cool_c > self.hot_c
-        return {"cool_c": "it must not be above the value for too hot"} if above else {}
-
     @property
-    def slow_for(self) -> timedelta:
-        return timedelta(seconds=self.slow_s)
-
-    @property
-    def slow_clear(self) -> timedelta:
-        return timedelta(seconds=self.slow_clear_s)
-
-    @property
-    def spin_for(self) -> timedelta:
-        return timedelta(minutes=self.spin_minutes)
-
-    @property
-    def over_power_for(self) -> timedelta:
-        return timedelta(seconds=self.over_power_s)
-
-    @property
-    def xid_hold(self) -> timedelta:
-        return timedelta(minutes=self.xid_hold_minutes)
+    def cool_c(self) -> float:
+        """A throttled GPU gets new jobs again at this temperature."""
+        return self.hot_c - COOLER_C
 
 
 HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
@@ -147,7 +120,7 @@ def judge(
     """The reading with its ailments. Values that are unknown now stay as they were `before`."""
     old = before or HealthReading(gpu_uuid=gpu.uuid)
     new = _remember(gpu, reading or _counts_of(old), old, policy, now)
-    held = [(code, at) for code, at in old.xids if timedelta() <= now - at < policy.xid_hold]
+    held = [(code, at) for code, at in old.xids if timedelta() <= now - at < XID_HOLD]
     fresh = [(x.code, now) for x in xids if x.gpu_uuid == gpu.uuid and x.code in HARDWARE_XIDS]
     new = replace(new, xids=tuple({code: (code, at) for code, at in [*held, *fresh]}.values()))
     ailments = tuple(_ailments(gpu, new, old, policy, now)) if policy.enabled else ()
@@ -223,8 +196,8 @@ def _remember(
         hottest_c=max(temperatures, default=None) if hot else None,
         slow_since=slow_since,
         slow_at=slow_at,
-        spinning_since=_since(_spins(gpu, policy), old.spinning_since, now),
-        over_power_since=_since(_is_over_power(gpu, policy), old.over_power_since, now),
+        spinning_since=_since(_spins(gpu), old.spinning_since, now),
+        over_power_since=_since(_is_over_power(gpu), old.over_power_since, now),
         calls_failing_since=_since(bool(gpu.failed_calls), old.calls_failing_since, now),
     )
 
@@ -237,17 +210,17 @@ def _harmful(reasons: int | None) -> int | None:
     return None if reasons is None else reasons & sum(HARMFUL_REASONS)
 
 
-def _spins(gpu: GpuReading, policy: HealthPolicy) -> bool:
+def _spins(gpu: GpuReading) -> bool:
     if gpu.utilization_pct is None or gpu.power_w is None or not gpu.power_limit_w:
         return False
-    starved = gpu.power_w < policy.idle_power_pct / 100 * gpu.power_limit_w
-    return starved and gpu.utilization_pct >= policy.spin_pct
+    starved = gpu.power_w < IDLE_POWER_PCT / 100 * gpu.power_limit_w
+    return starved and gpu.utilization_pct >= SPIN_PCT
 
 
-def _is_over_power(gpu: GpuReading, policy: HealthPolicy) -> bool:
+def _is_over_power(gpu: GpuReading) -> bool:
     if gpu.power_w is None or not gpu.power_limit_w:
         return False
-    return gpu.power_w > policy.over_power_pct / 100 * gpu.power_limit_w
+    return gpu.power_w > OVER_POWER_PCT / 100 * gpu.power_limit_w
 
 
 def _ailments(
@@ -265,9 +238,9 @@ def _ailments(
             f" New jobs resume below {policy.cool_c:.0f} °C."
         )
         yield Ailment("HOT", Condition.THROTTLED, text)
-    if _is_slow(new, old, policy, now):
+    if _is_slow(new, old, now):
         yield Ailment("SLOWED", Condition.THROTTLED, _slow_text(new, old))
-    yield from _power(new, policy, now)
+    yield from _power(new, now)
     if new.calls_failing_since and now - new.calls_failing_since >= FAILING_FOR:
         text = f"Calls of the driver fail at every sweep: {'; '.join(gpu.failed_calls or ())}."
         yield Ailment("CALLS_FAILING", Condition.HEALTHY, text)
@@ -285,14 +258,14 @@ def _memory(health: HealthReading) -> Iterator[Ailment]:
         yield Ailment("REPAIR_PENDING", Condition.HEALTHY, text)
 
 
-def _is_slow(new: HealthReading, old: HealthReading, policy: HealthPolicy, now: datetime) -> bool:
-    if new.slow_since is not None and now - new.slow_since >= policy.slow_for:
+def _is_slow(new: HealthReading, old: HealthReading, now: datetime) -> bool:
+    if new.slow_since is not None and now - new.slow_since >= SLOW_FOR:
         return True
     if not old.has("SLOWED"):
         return False
     # The GPU may not report its reasons now; that ends nothing.
     unknown = new.clock_reasons is None
-    return unknown or new.slow_at is None or now - new.slow_at < policy.slow_clear
+    return unknown or new.slow_at is None or now - new.slow_at < SLOW_CLEAR
 
 
 def _slow_text(new: HealthReading, old: HealthReading) -> str:
@@ -303,10 +276,10 @@ def _slow_text(new: HealthReading, old: HealthReading) -> str:
     return f"It does not run at full speed: {', and '.join(why)}."
 
 
-def _power(health: HealthReading, policy: HealthPolicy, now: datetime) -> Iterator[Ailment]:
-    if health.spinning_since and now - health.spinning_since >= policy.spin_for:
+def _power(health: HealthReading, now: datetime) -> Iterator[Ailment]:
+    if health.spinning_since and now - health.spinning_since >= SPIN_FOR:
         text = "It is wholly busy but draws hardly any power: its program seems to spin or to hang."
         yield Ailment("SPINNING", Condition.HEALTHY, text)
-    if health.over_power_since and now - health.over_power_since >= policy.over_power_for:
+    if health.over_power_since and now - health.over_power_since >= OVER_POWER_FOR:
         text = "It draws more than its power limit allows."
         yield Ailment("OVER_POWER", Condition.HEALTHY, text)

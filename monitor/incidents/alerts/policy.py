@@ -12,6 +12,13 @@ from monitor.journal.facts import EVENTS
 SEVERITIES = ("info", "warning", "error")
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 INCIDENT = "INCIDENT_OPENED"
+# Minimum time between mails about the same rule to the same owner. Warnings of enforcement are
+# always sent.
+OWNER_AGAIN_AFTER = timedelta(days=7)
+# Seconds to the first retry, doubled after each failed attempt, and the longest ones.
+RETRY_FIRST_S, RETRY_MOST_S = 30, 3600
+# A message that cannot be sent for this time is dropped.
+GIVE_UP_AFTER = timedelta(hours=24)
 # Longer than any series of holidays; after this time the message is sent anyway.
 MOST_DAYS = 60
 
@@ -26,14 +33,6 @@ class AlertPolicy:
     repeat_minutes: float = threshold(60, "Repeat an event after", unit="min", ge=0, le=10_080,
         help="Minimum time between messages about the same kind of event of the same GPU, job or "
              "host.")
-    owner_days: float = threshold(7, "Repeat a mail to an owner after", unit="d", ge=0, le=365,
-        help="Minimum time between mails about the same rule to the same user. Enforcement "
-             "warnings are always sent.")
-    retry_first_s: float = threshold(30, "First retry after", unit="s", ge=5, le=3600,
-        help="The delay doubles after each failed attempt.")
-    retry_most_s: float = threshold(3600, "Maximum retry delay", unit="s", ge=5, le=86_400)
-    give_up_hours: float = threshold(24, "Give up after", unit="h", ge=0.1, le=720,
-        help="A message that cannot be sent for this time is dropped.")
     working_days: tuple[str, ...] = threshold(("Mon", "Tue", "Wed", "Thu", "Fri"), "Working days",
         choices=DAYS,
         help="All other days are free.")
@@ -157,13 +156,13 @@ def _midnight_after(at: datetime, zone: tzinfo) -> datetime:
     return datetime.combine(at.date() + timedelta(days=1), time(0), zone)
 
 
-def pause(attempts: int, policy: AlertPolicy) -> timedelta:
+def pause(attempts: int) -> timedelta:
     """The delay after this many tries."""
-    doubled = policy.retry_first_s * 2.0 ** min(max(attempts - 1, 0), 30)
-    return timedelta(seconds=min(doubled, policy.retry_most_s))
+    doubled = RETRY_FIRST_S * 2.0 ** min(max(attempts - 1, 0), 30)
+    return timedelta(seconds=min(doubled, RETRY_MOST_S))
 
 
-def gives_up(attempts: int, policy: AlertPolicy) -> bool:
+def gives_up(attempts: int) -> bool:
     """Whether the sum of all delays so far exceeds the limit."""
-    waited = sum((pause(i, policy) for i in range(1, attempts)), timedelta())
-    return waited >= timedelta(hours=policy.give_up_hours)
+    waited = sum((pause(i) for i in range(1, attempts)), timedelta())
+    return waited >= GIVE_UP_AFTER

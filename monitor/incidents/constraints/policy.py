@@ -39,6 +39,14 @@ EFFECTS = {
 }
 
 
+# Low disk space: opens below this free part in %, and closes above the second one.
+DISK_FREE_PCT, DISK_FREE_AGAIN_PCT = 5.0, 7.0
+# Low memory: the same of the host's memory. No job starts below the first one.
+MEMORY_FREE_PCT, MEMORY_FREE_AGAIN_PCT = 5.0, 8.0
+# The data folder has room for logs again with this many GiB more than the least.
+DATA_MORE_GIB = 1.0
+# Pressure ends below these parts of the time in %, or below the opening value if that is lower.
+MEMORY_STALL_OVER_PCT, CPU_WAIT_OVER_PCT, IO_WAIT_OVER_PCT = 10.0, 50.0, 25.0
 # The free part of a disk that counts as empty.
 LARGEST_FREE_PART = 0.95
 
@@ -48,20 +56,13 @@ class ConstraintPolicy:
     """Shortages of the host that delay or block job starts, with hysteresis."""
 
     # fmt: off
-    disk_free_pct: float = percent(5.0, "Low disk space: opens below", "Free space of any disk.")
-    disk_free_again_pct: float = percent(7.0, "Low disk space: closes above")
     data_free_gib: float = threshold(2.0, "No space for logs: opens below",
         unit="GiB", ge=0, le=100_000,
-        help="Free space on the disk with gpucoord's data. No job starts below this value.")
-    data_free_again_gib: float = threshold(3.0, "No space for logs: closes above",
-        unit="GiB", ge=0, le=100_000)
-    memory_free_pct: float = percent(5.0, "Low memory: opens below",
-        "Available host memory. No job starts below this value.")
-    memory_free_again_pct: float = percent(8.0, "Low memory: closes above")
+        help="Free space on the disk with gpucoord's data. No job starts below this value, and "
+             "none until 1 GiB more is free. 0 = never.")
     memory_stall_pct: float = percent(20.0, "Memory stall: opens above",
         "Time in which all tasks waited for memory (PSI full, 10 s). No job starts above this "
-        "value.")
-    memory_stall_over_pct: float = percent(10.0, "Memory stall: closes below")
+        "value. 100 = never.")
     memory_busy_pct: float = percent(80.0, "High memory use: opens above",
         "Used host memory. Normal and background jobs wait. 100 = never.")
     memory_calm_pct: float = percent(75.0, "High memory use: closes below")
@@ -72,29 +73,15 @@ class ConstraintPolicy:
         "Time in which some task waited for a CPU (PSI some, 10 s). 100 = never, the default on "
         "servers: harmless data loaders with two tasks per CPU already reach 99 %, and load "
         "outside the queue must not stop the queue.")
-    cpu_wait_over_pct: float = percent(50.0, "CPU pressure: closes below")
     io_wait_pct: float = percent(50.0, "I/O pressure: opens above",
         "Time in which all tasks waited for I/O (PSI full, 10 s). 100 = never.")
-    io_wait_over_pct: float = percent(25.0, "I/O pressure: closes below")
     # fmt: on
 
     def conflicts(self) -> dict[str, str]:
-        free = ("disk_free", "data_free", "memory_free")
         problems = {}
-        for name in free:
-            unit = "gib" if name == "data_free" else "pct"
-            if getattr(self, f"{name}_again_{unit}") < getattr(self, f"{name}_{unit}"):
-                problems[f"{name}_again_{unit}"] = "it must not be below the opening value"
-        pairs = (
-            ("memory_stall_pct", "memory_stall_over_pct"),
-            ("memory_busy_pct", "memory_calm_pct"),
-            ("cpu_busy_pct", "cpu_calm_pct"),
-            ("cpu_wait_pct", "cpu_wait_over_pct"),
-            ("io_wait_pct", "io_wait_over_pct"),
-        )
-        for opens, closes in pairs:
-            if getattr(self, closes) > getattr(self, opens):
-                problems[closes] = "it must not be above the opening value"
+        for name in ("memory", "cpu"):
+            if getattr(self, f"{name}_calm_pct") > getattr(self, f"{name}_busy_pct"):
+                problems[f"{name}_calm_pct"] = "it must not be above the opening value"
         return problems
 
 
@@ -183,11 +170,11 @@ def gauges(host: HostReading, policy: ConstraintPolicy, cpu_pct: float | None) -
         Gauge(CPU, "cpu", "CPUs", cpu_pct, p.cpu_busy_pct, p.cpu_calm_pct),
         Gauge(
             CPU_WAIT, "psi_cpu", "waiting for a CPU", stall.cpu_some_pct, p.cpu_wait_pct,
-            p.cpu_wait_over_pct,
+            min(p.cpu_wait_pct, CPU_WAIT_OVER_PCT),
         ),
         Gauge(
             IO_WAIT, "psi_io", "waiting for disks", stall.io_full_pct, p.io_wait_pct,
-            p.io_wait_over_pct,
+            min(p.io_wait_pct, IO_WAIT_OVER_PCT),
         ),
     )  # fmt: skip
     return tuple(gauge for gauge in all_gauges if gauge.opens < 100)
@@ -208,7 +195,7 @@ def _findings(
 ) -> Iterator[Finding]:
     data_mount = mount_of(data_folder, snapshot.host.disks)
     for disk in snapshot.host.disks:
-        yield _disk(disk, disk.mount == data_mount, held, policy)
+        yield _disk(disk, disk.mount == data_mount, held)
         if disk.mount == data_mount:
             yield _data_disk(disk, held, policy)
     yield _memory(snapshot.host, (MEMORY, "") in held, policy)
@@ -226,8 +213,8 @@ def mount_of(folder: str, disks: Collection[DiskReading]) -> str | None:
     return max(above, key=len, default=None)
 
 
-def _disk(disk: DiskReading, holds_data: bool, held: Keys, policy: ConstraintPolicy) -> Finding:
-    least = policy.disk_free_again_pct if (DISK, disk.mount) in held else policy.disk_free_pct
+def _disk(disk: DiskReading, holds_data: bool, held: Keys) -> Finding:
+    least = DISK_FREE_AGAIN_PCT if (DISK, disk.mount) in held else DISK_FREE_PCT
     place = f"{disk.mount} (gpucoord's data)" if holds_data else disk.mount
     text = f"Disk space is low: {place} has {_left(disk)} left."
     short = None if disk.used_pct is None else disk.used_pct > 100 - least
@@ -236,7 +223,8 @@ def _disk(disk: DiskReading, holds_data: bool, held: Keys, policy: ConstraintPol
 
 def _data_disk(disk: DiskReading, held: Keys, policy: ConstraintPolicy) -> Finding:
     """The disk of the data folder. It counts whatever its size, for logs and results."""
-    opens, closes = policy.data_free_gib * GIB, policy.data_free_again_gib * GIB
+    opens = policy.data_free_gib * GIB
+    closes = opens + DATA_MORE_GIB * GIB if opens else 0.0
     # Jobs start again on an empty disk that is smaller than that.
     closes = min(closes, max(opens, LARGEST_FREE_PART * disk.total_bytes))
     is_held = (DATA_DISK, disk.mount) in held
@@ -258,11 +246,12 @@ def _memory(host: HostReading, held: bool, policy: ConstraintPolicy) -> Finding:
     checks: list[bool] = []
     why = ""
     if total and free is not None:
-        least = policy.memory_free_again_pct if held else policy.memory_free_pct
+        least = MEMORY_FREE_AGAIN_PCT if held else MEMORY_FREE_PCT
         checks.append(100 * free / total < least)
         why += f" {free / GIB:.1f} of {total / GIB:.1f} GiB are available."
     if stall is not None:
-        checks.append(stall > (policy.memory_stall_over_pct if held else policy.memory_stall_pct))
+        most = policy.memory_stall_pct
+        checks.append(stall > (min(most, MEMORY_STALL_OVER_PCT) if held else most))
         why += f" All tasks waited for memory {stall:.0f} % of the time."
     text = f"The host is short of memory.{why}"
     return Constraint(MEMORY, "", text), any(checks) if checks else None

@@ -54,15 +54,8 @@ class EnforcementPolicy:
         help="Time after SIGTERM. 0 = never.")
     grace_minutes: float = threshold(10, "Time to react", unit="min", ge=1, le=10_080,
         help="Minimum time between a delivered warning and the next step.")
-    nice: int = threshold(10, "Nice value", "19 is the lowest priority.", ge=1, le=19)
-    cpu_cores: float = threshold(1.0, "CPU limit", unit="cores", ge=0.1, le=1024,
-        help="CPU cores available to a limited process.")
     memory_gib: float = threshold(0, "Memory limit", unit="GiB", ge=0, le=65_536,
         help="Host memory available to a limited process. 0 = no limit.")
-    run_s: float = threshold(10, "Duty cycle: run time", unit="s", ge=0.1, le=600,
-        help="The process runs for this time in each cycle.")
-    stop_s: float = threshold(10, "Duty cycle: stop time", unit="s", ge=0.1, le=600,
-        help="The process is stopped for this time in each cycle.")
     # fmt: on
 
     def conflicts(self) -> dict[str, str]:
@@ -85,6 +78,12 @@ class EnforcementPolicy:
         return texts
 
 
+# Nice value of a process whose priority is lowered; 19 is the lowest priority.
+NICE = 10
+# CPU cores available to a limited process.
+CPU_CORES = 1.0
+# Duty cycle: seconds in which the process runs, and is stopped.
+RUN_S, STOP_S = 10.0, 10.0
 SYSTEM_USERS = ("root", "daemon", "nobody")
 # The pause before a warning that could not be written is tried again.
 WARN_AGAIN_AFTER = timedelta(minutes=10)

@@ -14,6 +14,7 @@ from monitor.incidents import facts as rules
 from monitor.incidents.enforcement.policy import Step
 from monitor.incidents.enforcement.wording import TITLES
 from monitor.incidents.policy.thresholds import GpuTimePolicy, MemoryPolicy
+from monitor.incidents.rules.cpu import CPU_PCT
 from monitor.models import Claim, Gpu, Incident, Message, ProcessUse, Response
 from monitor.owners.identity.policy.privacy import Viewer
 from monitor.pages.live.cards import in_gib
@@ -102,7 +103,7 @@ def _panels(incident: Incident, hogs: GpuTimePolicy, memory: MemoryPolicy) -> li
             _gpu_use(),
         ]
     if incident.rule == rules.CPU_HOG:
-        return [_banded("CPU", "%", mean("cpu_pct_s", "cpu_known_s"), 100, hogs.cpu_pct)]
+        return [_banded("CPU", "%", mean("cpu_pct_s", "cpu_known_s"), 100, CPU_PCT)]
     if incident.rule == rules.FAIR_SHARE:
         count = max(1, Gpu.objects.filter(host=incident.host).count())
         share = _part_of(count)

@@ -11,6 +11,21 @@ from monitor.facts.readings import ProcessReading
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 
 USER, PROGRAM, CONTAINER = "user", "program", "container"
+# Desktop and driver processes: they belong to no user, or to the interactive user.
+SYSTEM_PROGRAMS = (
+    "Xorg",
+    "Xwayland",
+    "gnome-shell",
+    "kwin*",
+    "plasmashell",
+    "mutter*",
+    "sddm*",
+    "gdm*",
+    "lightdm*",
+    "nvidia-*",
+    "nv-hostengine",
+    "dcgm*",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +59,7 @@ def is_system(process: ProcessReading, policy: GpuTimePolicy) -> bool:
     program = process.program or ""
     computes = "G" not in process.kinds
     is_persons = process.uid is not None and is_person(process.uid)
-    if any(fnmatchcase(program, name) for name in policy.system_programs):
+    if any(fnmatchcase(program, name) for name in SYSTEM_PROGRAMS):
         return not (is_persons and computes)
     service = process.uid is not None and process.uid != 0 and not is_person(process.uid)
     return policy.spare_service_accounts and service and process.container is None

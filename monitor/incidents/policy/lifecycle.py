@@ -10,12 +10,15 @@ from math import log2
 from monitor.facts.claims import Demand
 from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, HARMLESS_RULES, HOG_RULES, IDLE_HELD
 from monitor.incidents.policy.findings import Finding
-from monitor.incidents.policy.thresholds import GpuTimePolicy
 
 # A process may be missing from one list only, so its incident stays open this long.
 GONE_AFTER = timedelta(seconds=30)
 # Missing data, as while gpucoord was down, closes no incident before.
 UNSURE_FOR = timedelta(hours=2)
+# The condition must be absent this long; otherwise the incident continues.
+CLEAR_AFTER = timedelta(minutes=5)
+# Other users' waiting time, summed, from which an incident is serious.
+SEVERE_WAIT_S = 3600.0
 # At most this much time between two judgements is added up.
 MOST_BETWEEN_S = 120.0
 MOST_WAITING = 200
@@ -84,7 +87,6 @@ def judge(
     open_incidents: Sequence[OpenIncident],
     present: Collection[str],
     demand: Sequence[Demand],
-    policy: GpuTimePolicy,
     now: datetime,
     unsure: Collection[Key] = (),
 ) -> Verdict:
@@ -99,14 +101,12 @@ def judge(
     for incident in open_incidents:
         finding = findings_by_key.pop(incident.name, None)
         if finding is not None:
-            extended.append(
-                IncidentChange(_extended(incident, finding, demand, policy, now), finding)
-            )
-        elif why := _reason_to_close(incident, present, unsure, policy, now):
+            extended.append(IncidentChange(_extended(incident, finding, demand, now), finding))
+        elif why := _reason_to_close(incident, present, unsure, now):
             closed.append((incident, why))
     for finding in findings_by_key.values():
         if finding.opens:
-            opened.append(IncidentChange(_opened(finding, demand, policy, now), finding))
+            opened.append(IncidentChange(_opened(finding, demand, now), finding))
     return Verdict(tuple(opened), tuple(extended), tuple(closed))
 
 
@@ -114,7 +114,6 @@ def _reason_to_close(
     incident: OpenIncident,
     present: Collection[str],
     unsure: Collection[Key],
-    policy: GpuTimePolicy,
     now: datetime,
 ) -> str | None:
     """Why an incident without a finding closes now; None = it stays open."""
@@ -124,14 +123,12 @@ def _reason_to_close(
         return "ended"
     if incident.name in unsure:
         return "no data for 2 h" if quiet >= UNSURE_FOR else None
-    if quiet >= timedelta(minutes=policy.clear_minutes):
+    if quiet >= CLEAR_AFTER:
         return "no longer detected"
     return None
 
 
-def _opened(
-    finding: Finding, demand: Sequence[Demand], policy: GpuTimePolicy, now: datetime
-) -> OpenIncident:
+def _opened(finding: Finding, demand: Sequence[Demand], now: datetime) -> OpenIncident:
     since = datetime.fromtimestamp(finding.since_t, now.tzinfo)
     # Waiting before the incident began is not counted.
     harmed = _delayed_by(finding, demand)
@@ -153,7 +150,7 @@ def _opened(
     if _takes_from_others(finding, harmed):
         begin = min((max(d.since, since) for d in harmed), default=since)
         incident = replace(incident, hog_spans=((min(begin, now).timestamp(), now.timestamp()),))
-    return replace(incident, severity=_severity(incident, finding, policy))
+    return replace(incident, severity=_severity(incident))
 
 
 def _takes_from_others(finding: Finding, harmed: Sequence[Demand]) -> bool:
@@ -178,7 +175,6 @@ def _extended(
     incident: OpenIncident,
     finding: Finding,
     demand: Sequence[Demand],
-    policy: GpuTimePolicy,
     now: datetime,
 ) -> OpenIncident:
     passed = min(max(0.0, (now - incident.last_seen_at).total_seconds()), MOST_BETWEEN_S)
@@ -195,7 +191,7 @@ def _extended(
     )
     if _takes_from_others(finding, harmed):
         grown = replace(grown, hog_spans=_grown_spans(incident, now))
-    worse = max(_WORSE.index(incident.severity), _WORSE.index(_severity(grown, finding, policy)))
+    worse = max(_WORSE.index(incident.severity), _WORSE.index(_severity(grown)))
     return replace(grown, severity=_WORSE[worse])
 
 
@@ -210,11 +206,11 @@ def _delayed_by(finding: Finding, demand: Sequence[Demand]) -> list[Demand]:
     ]
 
 
-def _severity(incident: OpenIncident, finding: Finding, policy: GpuTimePolicy) -> str:
+def _severity(incident: OpenIncident) -> str:
     """Info while no job waits; error after others have waited for long."""
     if incident.rule in HARMLESS_RULES:
         return INFO
-    if incident.waited_s >= policy.severe_wait_minutes * 60:
+    if incident.waited_s >= SEVERE_WAIT_S:
         return ERROR
     return WARNING if incident.waited_s > 0 else INFO
 

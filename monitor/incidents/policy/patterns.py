@@ -38,6 +38,10 @@ TESTS = len(KINDS) * HOURS
 LEAST_LIFT = 2.0
 # Beside a busy hour, an hour with this part of the threshold belongs to the same run.
 KEEPS = 0.75
+# An hour is busy above this mean use of a user in %; 100 % = all of one GPU.
+BUSY_PCT = 60.0
+# A pattern occurred on this part of the observed days in %, on this many days, for this many hours.
+SURE_PCT, LEAST_TIMES, LEAST_HOURS = 75.0, 4, 2
 # Minimum part of the hours of a pattern that is watched.
 MOST = 0.75
 # Blocks of several days with this part of their hours in common are one pattern.
@@ -52,14 +56,6 @@ class PatternPolicy:
 
     # fmt: off
     enabled: bool = threshold(True, "Detect usage patterns")
-    busy_pct: float = threshold(60.0, "Busy hour above", unit="%", ge=1, le=100,
-        help="Mean use by a user in one hour; 100 % = all of one GPU.")
-    sure_pct: float = threshold(75.0, "Minimum frequency", unit="%", ge=50, le=100,
-        help="Share of the observed days on which the pattern occurred.")
-    least_times: int = threshold(4, "Minimum occurrences", ge=2, le=50,
-        help="Number of days on which the pattern occurred.")
-    least_hours: int = threshold(2, "Minimum duration", unit="h", ge=1, le=24,
-        help="Length of the busy period.")
     # fmt: on
 
 
@@ -106,17 +102,14 @@ def find(
     watched: Iterable[int],
     zone: tzinfo,
     now: datetime,
-    policy: PatternPolicy,
 ) -> list[UsagePattern]:
     """Patterns in `used`, by user; `watched`: the begins of the hours with readings.
 
     Hours are epoch seconds. The most certain and longest first.
     """
-    if not policy.enabled:
-        return []
     time = WatchedTime.of(watched, zone, now)
     return in_order(
-        pattern for user, hours in used.items() for pattern in of_user(user, hours, time, policy)
+        pattern for user, hours in used.items() for pattern in of_user(user, hours, time)
     )
 
 
@@ -176,24 +169,22 @@ def in_order(patterns: Iterable[UsagePattern]) -> list[UsagePattern]:
     )
 
 
-def of_user(
-    user: str, hours: HourlyUse, time: WatchedTime, policy: PatternPolicy
-) -> list[UsagePattern]:
+def of_user(user: str, hours: HourlyUse, time: WatchedTime) -> list[UsagePattern]:
     """The patterns of one user.
 
     Patterns of all days come first; hours that they explain are not reported for fewer days.
     Blocks of single days with about the same hours are one pattern.
     """
-    calendar = _Calendar.of(hours, time, policy)
-    if len(calendar.runs) < policy.least_times * policy.least_hours:
+    calendar = _Calendar.of(hours, time)
+    if len(calendar.runs) < LEAST_TIMES * LEAST_HOURS:
         return []
     explained: set[tuple[int, int]] = set()
     blocks: list[_Block] = []
     for kind, weeks in KINDS:
-        for block in _blocks(calendar, kind, weeks, policy, explained):
+        for block in _blocks(calendar, kind, weeks, explained):
             blocks.append(block)
             explained |= {(day, hour) for day in block.days for hour in block.hours}
-    return [_pattern(user, block, hours, calendar) for block in _joined(blocks, calendar, policy)]
+    return [_pattern(user, block, hours, calendar) for block in _joined(blocks, calendar)]
 
 
 def _cell(t: int, zone: tzinfo) -> Cell:
@@ -235,14 +226,14 @@ class _Calendar:
     runs: Mapping[Cell, int]
 
     @classmethod
-    def of(cls, hours: HourlyUse, time: WatchedTime, policy: PatternPolicy) -> _Calendar:
+    def of(cls, hours: HourlyUse, time: WatchedTime) -> _Calendar:
         """For an hour that occurs twice, the greater value counts."""
         used: dict[Cell, float] = {}
         for t, places in hours.items():
             cell = _cell(t, time.zone)
             if cell in time.cells:
                 used[cell] = max(sum(places.values()), used.get(cell, 0.0))
-        runs = _runs(used, policy.busy_pct)
+        runs = _runs(used, BUSY_PCT)
         cut = _cut(runs)
         return cls(
             cut,
@@ -317,7 +308,6 @@ def _blocks(
     calendar: _Calendar,
     kind: tuple[int, ...],
     weeks: int,
-    policy: PatternPolicy,
     explained: Collection[tuple[int, int]],
 ) -> Iterator[_Block]:
     """The blocks of hours that are a pattern of these days of the calendar.
@@ -335,27 +325,24 @@ def _blocks(
             if _is_often(
                 sum(hits[hour][day] for day in days),
                 sum(chances[hour][day] for day in days),
-                policy,
             )
             and not all((day, hour) in explained for day in days)
         ]
         for first in (hour for hour in hot if hour - 1 not in hot):
             last = next(hour for hour in range(first, HOURS) if hour + 1 not in hot)
             block = _Block(days, weeks, first, last)
-            if calendar.is_late(block) == bool(late) and (
-                counted := _counted(block, calendar, policy)
-            ):
+            if calendar.is_late(block) == bool(late) and (counted := _counted(block, calendar)):
                 yield counted
 
 
-def _is_often(hits: int, chances: int, policy: PatternPolicy) -> bool:
-    return hits >= policy.least_times and 100 * hits >= policy.sure_pct * chances
+def _is_often(hits: int, chances: int) -> bool:
+    return hits >= LEAST_TIMES and 100 * hits >= SURE_PCT * chances
 
 
-def _counted(block: _Block, calendar: _Calendar, policy: PatternPolicy) -> _Block | None:
+def _counted(block: _Block, calendar: _Calendar) -> _Block | None:
     """The block with its hits, if it is a pattern; else None."""
     # Use around the clock has no time of day.
-    if not policy.least_hours <= len(block.hours) < HOURS:
+    if not LEAST_HOURS <= len(block.hours) < HOURS:
         return None
     days = calendar.time.days(calendar.cut, block.weeks)
     watched = Counter(day for hour in block.hours for day in days[hour])
@@ -365,9 +352,9 @@ def _counted(block: _Block, calendar: _Calendar, policy: PatternPolicy) -> _Bloc
         if day.weekday() not in block.days or watched[day] < MOST * len(block.hours):
             continue
         pct = sum(calendar.used.get((day, hour), 0.0) for hour in block.hours) / watched[day]
-        (hits if pct >= policy.busy_pct else missed).append(day)
+        (hits if pct >= BUSY_PCT else missed).append(day)
     chances = len(hits) + len(missed)
-    if not _is_often(len(hits), chances, policy):
+    if not _is_often(len(hits), chances):
         return None
     by_day, misses = Counter(day.weekday() for day in hits), Counter(d.weekday() for d in missed)
     if any(misses[day] >= 2 and not by_day[day] for day in block.days):
@@ -415,9 +402,7 @@ def tail(hits: int, tries: int, probability: float) -> float:
     )
 
 
-def _joined(
-    blocks: Sequence[_Block], calendar: _Calendar, policy: PatternPolicy
-) -> Iterator[_Block]:
+def _joined(blocks: Sequence[_Block], calendar: _Calendar) -> Iterator[_Block]:
     """Blocks of different days with about the same hours as one."""
     left = list(blocks)
     while left:
@@ -430,7 +415,7 @@ def _joined(
             median_low(block.first for block in same),
             median_low(block.last for block in same),
         )
-        counted = _counted(joined, calendar, policy) if len(same) > 1 else None
+        counted = _counted(joined, calendar) if len(same) > 1 else None
         if counted is None:
             yield first
         else:

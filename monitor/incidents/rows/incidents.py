@@ -20,6 +20,7 @@ from monitor.incidents.policy.turns import STEP_S
 from monitor.incidents.policy.usage_buffers import Key, Total, UsageMinute
 from monitor.incidents.policy.usage_series import HORIZON_S, UsagePoint
 from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
+from monitor.incidents.rules.memory import IDLE_PCT
 from monitor.incidents.wording import sentence
 from monitor.journal.rows import audit, events
 from monitor.models import (
@@ -312,9 +313,8 @@ def _reaching_back(change: IncidentChange, host: str, now: datetime) -> Incident
     use_id = _use_id(finding, host) if finding.rule == IDLE_HELD else None
     if use_id is None:
         return change
-    pct = thresholds.current(MemoryPolicy).idle_pct
     uses = ProcessUse.objects.filter(pk=use_id)
-    since = process_rows.idle_since(uses, now, below_pct=pct, coverage=0.5).get(use_id)
+    since = process_rows.idle_since(uses, now, below_pct=IDLE_PCT, coverage=0.5).get(use_id)
     if since is None or since >= incident.since_at:
         return change
     mean_pct = process_rows.mean_pct(use_id, since)

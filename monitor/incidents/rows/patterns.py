@@ -65,7 +65,7 @@ def _replace_of_host(
         by_user = isolation.convert(
             list(used),
             lambda user: f"use by {user}",
-            lambda user: of_user(user, used[user], time, policy),
+            lambda user: of_user(user, used[user], time),
             now,
         )
         new_patterns = in_order(pattern for _, patterns in by_user for pattern in patterns)

@@ -15,18 +15,28 @@ from monitor.incidents.policy.findings import (
     key_of,
     main_process,
 )
-from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy
+from monitor.incidents.policy.thresholds import COVERAGE_PCT, BookingPolicy
 from monitor.incidents.rules.gpu_time import held_bytes, is_covered
 
+# Minutes without a process of the holder: loading data and compiling take less.
+EMPTY_MINUTES = 15.0
+# A GPU of a job with several GPUs is unused below this mean use in %, over this time.
+UNUSED_MINUTES, UNUSED_PCT = 30.0, 2.0
+# Use beyond a booking counts after this time, above this tolerance in % of the booked memory.
+OVER_MINUTES, OVER_MARGIN_PCT = 5.0, 10.0
+# GiB on a GPU that is not booked: less is driver overhead or idle.
+OVER_GIB = 1.0
+# Use outside the queue counts after this time, with this memory or with these GPU-minutes of the
+# last two hours.
+UNCLAIMED_MINUTES, UNCLAIMED_GIB, UNCLAIMED_GPU_MINUTES = 10.0, 1.0, 30.0
 
-def claimed_empty(
-    inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy
-) -> Iterator[Finding]:
+
+def claimed_empty(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
     """A job holds GPUs on which it has no process."""
     if not policy.empty_on:
         return
     for ref, parts in inputs.jobs.items():
-        checked = [_empty(part, ref, inputs, policy.empty_minutes * 60, hogs) for part in parts]
+        checked = [_empty(part, ref, inputs, EMPTY_MINUTES * 60) for part in parts]
         empty_parts = [empty for empty in checked if empty is not None]
         # A job with a process on one of the GPUs, or with unknown processes, is not reported.
         if len(empty_parts) < len(parts):
@@ -35,9 +45,7 @@ def claimed_empty(
         yield _of_job(CLAIMED_EMPTY, ref, parts, begin, coverage=coverage)
 
 
-def _empty(
-    part: Group, ref: str, inputs: RuleInput, seconds: float, hogs: GpuTimePolicy
-) -> EmptyBooking | None:
+def _empty(part: Group, ref: str, inputs: RuleInput, seconds: float) -> EmptyBooking | None:
     """The booking if it has had no process for `seconds` with sufficient coverage; else None."""
     if part.claim is not None and part.claim.phase == ASLEEP:
         # A sleeping model has left its GPU on purpose.
@@ -45,20 +53,20 @@ def _empty(
     booking = inputs.empty.get((ref, part.gpu.uuid))
     if booking is None or inputs.t - booking.since_t < seconds:
         return None
-    return booking if 100 * booking.coverage >= hogs.coverage_pct else None
+    return booking if 100 * booking.coverage >= COVERAGE_PCT else None
 
 
-def unused_gpus(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def unused_gpus(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
     """A job with several GPUs uses some of them, and others not."""
     if not policy.unused_on:
         return
-    seconds = policy.unused_minutes * 60
+    seconds = UNUSED_MINUTES * 60
     for ref, parts in inputs.jobs.items():
         if len(parts) < 2:
             continue
-        idle = {part.key: _unused(part, ref, inputs, seconds, policy, hogs) for part in parts}
+        idle = {part.key: _unused(part, ref, inputs, seconds) for part in parts}
         unused = [part for part in parts if idle[part.key] is not None]
-        used = [part for part in parts if _is_used(part, seconds, policy)]
+        used = [part for part in parts if _is_used(part, seconds)]
         if unused and used:
             pct = max(part.series.last(seconds).pct or 0.0 for part in unused)
             coverages = [coverage for coverage in idle.values() if coverage is not None]
@@ -67,44 +75,37 @@ def unused_gpus(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -
             )
 
 
-def _unused(
-    part: Group,
-    ref: str,
-    inputs: RuleInput,
-    seconds: float,
-    policy: BookingPolicy,
-    hogs: GpuTimePolicy,
-) -> float | None:
+def _unused(part: Group, ref: str, inputs: RuleInput, seconds: float) -> float | None:
     """The coverage (0..1) of the time in which the GPU was unused. None: it is used, or unknown."""
     if not part.processes:
-        empty = _empty(part, ref, inputs, seconds, hogs)
+        empty = _empty(part, ref, inputs, seconds)
         return empty.coverage if empty else None
     used = part.series.last(seconds)
-    if used.pct is None or part.series.span_s < seconds or not is_covered(used, hogs):
+    if used.pct is None or part.series.span_s < seconds or not is_covered(used):
         return None
-    return used.coverage if used.pct < policy.unused_pct else None
+    return used.coverage if used.pct < UNUSED_PCT else None
 
 
-def _is_used(part: Group, seconds: float, policy: BookingPolicy) -> bool:
+def _is_used(part: Group, seconds: float) -> bool:
     pct = part.series.last(seconds).pct
-    return bool(part.processes) and pct is not None and pct >= policy.unused_pct
+    return bool(part.processes) and pct is not None and pct >= UNUSED_PCT
 
 
-def over_memory(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def over_memory(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
     """A job that shares its GPU holds more memory there than it requested."""
     if not policy.over_on:
         return
-    seconds = policy.over_minutes * 60
+    seconds = OVER_MINUTES * 60
     for ref, parts in inputs.jobs.items():
         for part in parts:
             claim, now = part.claim, part.memory_bytes
             if claim is None or claim.exclusive or not claim.memory_bytes or now is None:
                 continue
             used = part.series.last(seconds)
-            least = held_bytes(used, now, hogs)
+            least = held_bytes(used, now)
             if part.series.span_s < seconds or least is None or least <= claim.memory_bytes:
                 continue
-            margin = 1 + policy.over_margin_pct / 100
+            margin = 1 + OVER_MARGIN_PCT / 100
             yield _of_job(
                 OVER_MEMORY,
                 ref,
@@ -119,19 +120,19 @@ def over_memory(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -
             )
 
 
-def extra_gpus(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def extra_gpus(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
     """A process of a job works on a GPU that the job has not booked."""
     if not policy.over_on:
         return
-    seconds = policy.over_minutes * 60
+    seconds = OVER_MINUTES * 60
     for group in inputs.strays:
         for process in group.processes:
             series = inputs.series.get(key_of(process))
             if not process.job_ref or series is None or series.span_s < seconds:
                 continue
             used = series.last(seconds)
-            big = (held_bytes(used, process.memory_bytes, hogs) or 0.0) >= policy.over_gib * GIB
-            works = is_covered(used, hogs) and (used.pct or 0.0) >= policy.unused_pct
+            big = (held_bytes(used, process.memory_bytes) or 0.0) >= OVER_GIB * GIB
+            works = is_covered(used) and (used.pct or 0.0) >= UNUSED_PCT
             if big or works:
                 yield Finding(
                     rule=EXTRA_GPUS,
@@ -150,19 +151,19 @@ def extra_gpus(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) ->
                 )
 
 
-def unclaimed(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def unclaimed(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
     """A user uses a GPU without a job, although all use must be booked."""
     if not policy.unclaimed_on:
         return
-    seconds = policy.unclaimed_minutes * 60
+    seconds = UNCLAIMED_MINUTES * 60
     for group in inputs.groups:
         if group.series.span_s < seconds or any(p.job_ref for p in group.processes):
             continue
         used, whole = group.series.last(seconds), group.series.over(0.0)
         minutes = whole.sm_s / 60
         size = group.memory_bytes
-        big = (held_bytes(used, size, hogs) or 0.0) > policy.unclaimed_gib * GIB
-        much = is_covered(whole, hogs) and minutes > policy.unclaimed_gpu_minutes
+        big = (held_bytes(used, size) or 0.0) > UNCLAIMED_GIB * GIB
+        much = is_covered(whole) and minutes > UNCLAIMED_GPU_MINUTES
         if not big and not much:
             continue
         yield Finding(

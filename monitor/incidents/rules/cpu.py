@@ -12,9 +12,11 @@ from monitor.facts.usage import CpuProcess
 from monitor.incidents.facts import CPU_HOG
 from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt_from
 from monitor.incidents.policy.findings import Finding
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.thresholds import COVERAGE_PCT, GpuTimePolicy
 from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since
 
+# A user's share of all CPUs outside jobs, in %, and the time over which it is measured.
+CPU_PCT, CPU_MINUTES = 50.0, 10.0
 # Interval of the scans of all processes while the machine is busy.
 LOOK_EVERY_S = 30.0
 # How long the use of each user is kept.
@@ -26,7 +28,7 @@ Id = tuple[int, int]
 
 def is_scan_needed(cpu_pct: float | None, policy: GpuTimePolicy) -> bool:
     """Whether the total use is high enough that one user may exceed the threshold."""
-    return policy.cpu_on and cpu_pct is not None and cpu_pct >= policy.cpu_pct * KEEPS
+    return policy.cpu_on and cpu_pct is not None and cpu_pct >= CPU_PCT * KEEPS
 
 
 @dataclass(slots=True)
@@ -132,25 +134,23 @@ def findings(
     """Users above the threshold for long enough."""
     if not policy.cpu_on:
         return
-    seconds = policy.cpu_minutes * 60
+    seconds = CPU_MINUTES * 60
     for person, series in windows.people.items():
         recent = series.last(seconds)
         process = windows.most.get(person)
         if process is None or recent.pct is None or t - series.end > 2 * LOOK_EVERY_S:
             continue
         is_exempt = is_exempt_from(CPU_HOG, person, process.program, None, exempt)
-        if is_exempt or recent.pct <= policy.cpu_pct * KEEPS:
+        if is_exempt or recent.pct <= CPU_PCT * KEEPS:
             continue
-        coverage = policy.coverage_pct / 100
-        above = above_since(series, policy.cpu_pct, policy.cpu_pct * KEEPS, coverage)
+        coverage = COVERAGE_PCT / 100
+        above = above_since(series, CPU_PCT, CPU_PCT * KEEPS, coverage)
         begin = above[0] if above else series.end - seconds
         yield Finding(
             rule=CPU_HOG,
             key=f"cpu|{person}",
             since_t=begin,
-            opens=above is not None
-            and recent.pct > policy.cpu_pct
-            and series.end - begin >= seconds,
+            opens=above is not None and recent.pct > CPU_PCT and series.end - begin >= seconds,
             process=ProcessReading(
                 gpu_uuid="",
                 pid=process.pid,
@@ -166,11 +166,11 @@ def findings(
         )
 
 
-def undecided(windows: CpuWindows, t: float, policy: GpuTimePolicy) -> set[tuple[str, str]]:
+def undecided(windows: CpuWindows, t: float) -> set[tuple[str, str]]:
     """The keys of users whose use is too little known to close their incident."""
-    seconds, keys = policy.cpu_minutes * 60, set()
+    seconds, keys = CPU_MINUTES * 60, set()
     for person, series in windows.people.items():
         since = max(t - seconds, series.begin)
-        if 100 * series.over(since).known_s < policy.coverage_pct * (t - since):
+        if 100 * series.over(since).known_s < COVERAGE_PCT * (t - since):
             keys.add((CPU_HOG, f"cpu|{person}"))
     return keys

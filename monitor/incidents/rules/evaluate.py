@@ -9,10 +9,18 @@ from monitor.facts.readings import Health
 from monitor.incidents import facts as rules
 from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt_from
 from monitor.incidents.policy.findings import Finding, RuleInput, key_of
-from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.thresholds import (
+    COVERAGE_PCT,
+    BookingPolicy,
+    GpuTimePolicy,
+    MemoryPolicy,
+)
 from monitor.incidents.policy.usage_series import Series
 from monitor.incidents.rules import (
     bookings as booking_rules,
+)
+from monitor.incidents.rules import (
+    cpu as cpu_rules,
 )
 from monitor.incidents.rules import (
     gpu_time as gpu_time_rules,
@@ -69,14 +77,14 @@ def findings(
 def _independent(inputs: RuleInput, p: IncidentPolicies) -> dict[str, Rule]:
     return {
         rules.FAIR_SHARE: lambda: gpu_time_rules.fair_share(inputs, p.hogs),
-        rules.LEAK: lambda: memory_rules.leaks(inputs, p.memory, p.hogs),
-        rules.IDLE_HELD: lambda: memory_rules.idle_held(inputs, p.memory, p.hogs),
+        rules.LEAK: lambda: memory_rules.leaks(inputs, p.memory),
+        rules.IDLE_HELD: lambda: memory_rules.idle_held(inputs, p.memory),
         rules.ORPHANED: lambda: memory_rules.orphaned(inputs, p.memory),
-        rules.CLAIMED_EMPTY: lambda: booking_rules.claimed_empty(inputs, p.claims, p.hogs),
-        rules.UNUSED_GPUS: lambda: booking_rules.unused_gpus(inputs, p.claims, p.hogs),
-        rules.OVER_MEMORY: lambda: booking_rules.over_memory(inputs, p.claims, p.hogs),
-        rules.EXTRA_GPUS: lambda: booking_rules.extra_gpus(inputs, p.claims, p.hogs),
-        rules.UNCLAIMED: lambda: booking_rules.unclaimed(inputs, p.claims, p.hogs),
+        rules.CLAIMED_EMPTY: lambda: booking_rules.claimed_empty(inputs, p.claims),
+        rules.UNUSED_GPUS: lambda: booking_rules.unused_gpus(inputs, p.claims),
+        rules.OVER_MEMORY: lambda: booking_rules.over_memory(inputs, p.claims),
+        rules.EXTRA_GPUS: lambda: booking_rules.extra_gpus(inputs, p.claims),
+        rules.UNCLAIMED: lambda: booking_rules.unclaimed(inputs, p.claims),
     }
 
 
@@ -94,7 +102,7 @@ def _after_sustained(
             stays.setdefault(finding.user, set()).add(finding.gpu.uuid)
     return {
         MOVING: lambda: moving(inputs, p.hogs, stays),
-        rules.MEMORY_HOG: lambda: memory_rules.memory_hog(inputs, p.memory, p.hogs, reported),
+        rules.MEMORY_HOG: lambda: memory_rules.memory_hog(inputs, p.memory, reported),
     }
 
 
@@ -130,38 +138,35 @@ def undecided(
         for rule, key in going_on
         if rule in windows
         and any(
-            _is_undecided(series, rule, windows[rule] * 60, inputs, policies.hogs)
+            _is_undecided(series, rule, windows[rule] * 60, inputs)
             for series in series_by_key.get(key, ())
         )
     }
     measured |= {name for name in going_on if name[0] in unjudged}
-    return measured | {
-        (rules.CLAIMED_EMPTY, f"job {ref}") for ref in _partly_observed_jobs(inputs, policies)
-    }
+    return measured | {(rules.CLAIMED_EMPTY, f"job {ref}") for ref in _partly_observed_jobs(inputs)}
 
 
-def _partly_observed_jobs(inputs: RuleInput, policies: IncidentPolicies) -> Iterator[str]:
+def _partly_observed_jobs(inputs: RuleInput) -> Iterator[str]:
     """Jobs without a known process, on GPUs with too little coverage."""
     for ref, parts in inputs.jobs.items():
         bookings = [inputs.empty.get((ref, part.gpu.uuid)) for part in parts]
-        is_covered = all(e and 100 * e.coverage >= policies.hogs.coverage_pct for e in bookings)
+        is_covered = all(e and 100 * e.coverage >= COVERAGE_PCT for e in bookings)
         if not is_covered and not any(part.processes for part in parts):
             yield ref
 
 
 def _windows(policies: IncidentPolicies) -> dict[str, float]:
     """The window of each rule in minutes."""
-    hogs, memory, claims = policies.hogs, policies.memory, policies.claims
     return {
-        rules.SUSTAINED: hogs.sustained_minutes,
-        rules.FAIR_SHARE: hogs.fair_minutes,
-        rules.MEMORY_HOG: memory.hog_minutes,
-        rules.LEAK: memory.leak_minutes,
-        rules.IDLE_HELD: memory.idle_minutes,
-        rules.UNUSED_GPUS: claims.unused_minutes,
-        rules.OVER_MEMORY: claims.over_minutes,
-        rules.EXTRA_GPUS: claims.over_minutes,
-        rules.UNCLAIMED: claims.unclaimed_minutes,
+        rules.SUSTAINED: policies.hogs.sustained_minutes,
+        rules.FAIR_SHARE: gpu_time_rules.FAIR_MINUTES,
+        rules.MEMORY_HOG: memory_rules.HOG_MINUTES,
+        rules.LEAK: memory_rules.LEAK_MINUTES,
+        rules.IDLE_HELD: policies.memory.idle_minutes,
+        rules.UNUSED_GPUS: booking_rules.UNUSED_MINUTES,
+        rules.OVER_MEMORY: booking_rules.OVER_MINUTES,
+        rules.EXTRA_GPUS: booking_rules.OVER_MINUTES,
+        rules.UNCLAIMED: booking_rules.UNCLAIMED_MINUTES,
     }
 
 
@@ -184,15 +189,15 @@ def log_figures(
 
     Empty for rules that measure no percentage. expected_pct: the fair share.
     """
-    hogs, memory, claims = policies.hogs, policies.memory, policies.claims
+    margin = gpu_time_rules.FAIR_MARGIN_PCT
     opens_at = {
-        rules.SUSTAINED: hogs.sustained_pct,
-        rules.FAIR_SHARE: None if expected_pct is None else expected_pct + hogs.fair_margin_pct,
-        rules.IDLE_HELD: memory.idle_pct,
-        rules.UNUSED_GPUS: claims.unused_pct,
-        rules.MEMORY_HOG: memory.hog_pct,
-        rules.OVER_MEMORY: 100 + claims.over_margin_pct,
-        rules.CPU_HOG: hogs.cpu_pct,
+        rules.SUSTAINED: policies.hogs.sustained_pct,
+        rules.FAIR_SHARE: None if expected_pct is None else expected_pct + margin,
+        rules.IDLE_HELD: memory_rules.IDLE_PCT,
+        rules.UNUSED_GPUS: booking_rules.UNUSED_PCT,
+        rules.MEMORY_HOG: policies.memory.hog_pct,
+        rules.OVER_MEMORY: 100 + booking_rules.OVER_MARGIN_PCT,
+        rules.CPU_HOG: cpu_rules.CPU_PCT,
     }
     figures = {_MEASURES.get(rule, ""): pct, "threshold": opens_at.get(rule)}
     return {name: value for name, value in figures.items() if name and value is not None}
@@ -212,14 +217,12 @@ def _series_by_key(inputs: RuleInput) -> dict[str, list[Series]]:
     return series_by_key
 
 
-def _is_undecided(
-    series: Series, rule: str, seconds: float, inputs: RuleInput, policy: GpuTimePolicy
-) -> bool:
+def _is_undecided(series: Series, rule: str, seconds: float, inputs: RuleInput) -> bool:
     since = max(inputs.t - seconds, series.begin)
     used = series.over(since)
     of_memory = rule in (rules.MEMORY_HOG, rules.LEAK, rules.OVER_MEMORY)
     known_s = used.memory_known_s if of_memory else used.known_s
-    return 100 * known_s < policy.coverage_pct * (inputs.t - since)
+    return 100 * known_s < COVERAGE_PCT * (inputs.t - since)
 
 
 def _is_exempt(finding: Finding, exempt: Sequence[ExemptionRule]) -> bool:

@@ -10,9 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from monitor.facts.readings import Health
 from monitor.incidents.facts import FAIR_SHARE, SUSTAINED
 from monitor.incidents.policy.findings import Finding, Group, MachineShare, RuleInput, main_process
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.thresholds import COVERAGE_PCT, GpuTimePolicy
 from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since
 
+# Use above the fair share opens an incident above this tolerance in % of the machine, measured over
+# this time, if other users have waited this long.
+FAIR_MARGIN_PCT, FAIR_MINUTES, FAIR_WAIT_MINUTES = 5.0, 10.0, 1.0
 # The maximum age of the last accounting of a process.
 STALE_S = 30.0
 # The GPU with the most use in this time is the one that a user has moved to.
@@ -30,7 +33,7 @@ def sustained(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
         if inputs.t - group.series.end > STALE_S:
             continue
         recent = group.series.last(seconds)
-        if recent.pct is None or not is_covered(recent, policy):
+        if recent.pct is None or not is_covered(recent):
             continue
         if recent.pct > policy.sustained_clear_pct:
             yield _sustained(group, inputs, recent, seconds, policy)
@@ -45,7 +48,7 @@ def _sustained(
             group.series,
             policy.sustained_pct,
             policy.sustained_clear_pct,
-            policy.coverage_pct / 100,
+            COVERAGE_PCT / 100,
         )
     begin = above[0] if above else group.series.end - seconds
     share = share_of(group.user, inputs, seconds) if group.user else None
@@ -72,7 +75,7 @@ def fair_share(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
     """A user exceeds the own share of the machine while other users wait for theirs."""
     if not policy.fair_on:
         return
-    seconds = policy.fair_minutes * 60
+    seconds = FAIR_MINUTES * 60
     people: dict[str, list[Group]] = {}
     for group in inputs.groups:
         if group.user:
@@ -80,18 +83,18 @@ def fair_share(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
     for user, groups in people.items():
         expected = expected_of(user, inputs, policy)
         share = share_of(user, inputs, seconds)
-        if expected is None or share is None or 100 * share.coverage < policy.coverage_pct:
+        if expected is None or share is None or 100 * share.coverage < COVERAGE_PCT:
             continue
         if share.pct <= expected:
             continue
         most = max(groups, key=lambda group: _most(group, seconds))
         waits_s = max(inputs.t - d.since.timestamp() for d in inputs.waiting_for(None, user))
-        above = share.pct > expected + policy.fair_margin_pct
+        above = share.pct > expected + FAIR_MARGIN_PCT
         yield Finding(
             rule=FAIR_SHARE,
             key=user,
             since_t=inputs.t - seconds,
-            opens=above and waits_s >= policy.fair_wait_minutes * 60,
+            opens=above and waits_s >= FAIR_WAIT_MINUTES * 60,
             gpu=most.gpu,
             process=main_process(most, inputs, seconds),
             user=user,
@@ -156,16 +159,16 @@ def expected_of(user: str | None, inputs: RuleInput, policy: GpuTimePolicy) -> f
     return max(own, 100 - sum(waiting.values())) if waiting else None
 
 
-def is_covered(used: UsagePoint, policy: GpuTimePolicy) -> bool:
+def is_covered(used: UsagePoint) -> bool:
     """Whether enough of the window is known to accuse a user."""
-    return 100 * used.coverage >= policy.coverage_pct
+    return 100 * used.coverage >= COVERAGE_PCT
 
 
-def held_bytes(used: UsagePoint, now: int | None, policy: GpuTimePolicy) -> float | None:
+def held_bytes(used: UsagePoint, now: int | None) -> float | None:
     """The memory held throughout: the mean, or the current value if that is less. None: unknown."""
     if used.memory_bytes is None or now is None:
         return None
-    is_known = 100 * used.memory_coverage >= policy.coverage_pct
+    is_known = 100 * used.memory_coverage >= COVERAGE_PCT
     return min(float(now), used.memory_bytes) if is_known else None
 
 
@@ -220,12 +223,12 @@ def _moving(
     here = [g for g in inputs.groups if g.user == user and g.gpu.uuid not in stays]
     if not here or recent.pct is None or recent.pct <= policy.sustained_clear_pct:
         return None
-    if not is_covered(recent, policy) or inputs.t - series.end > STALE_S:
+    if not is_covered(recent) or inputs.t - series.end > STALE_S:
         return None
     above = None
     if recent.pct > policy.sustained_pct:
         above = above_since(
-            series, policy.sustained_pct, policy.sustained_clear_pct, policy.coverage_pct / 100
+            series, policy.sustained_pct, policy.sustained_clear_pct, COVERAGE_PCT / 100
         )
     begin = above[0] if above else series.end - seconds
     used = inputs.series_of[user]

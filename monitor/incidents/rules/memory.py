@@ -13,7 +13,7 @@ from monitor.facts.formats import GIB
 from monitor.facts.readings import ProcessReading
 from monitor.incidents.facts import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
 from monitor.incidents.policy.findings import Finding, Group, RuleInput, key_of, main_process
-from monitor.incidents.policy.thresholds import GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.thresholds import COVERAGE_PCT, MemoryPolicy
 from monitor.incidents.policy.usage_series import Series, quiet_since
 from monitor.incidents.rules.gpu_time import STALE_S, held_bytes, is_covered
 
@@ -59,6 +59,18 @@ def _rank_sums(count: int) -> tuple[int, ...]:
     return tuple(sums)
 
 
+# Minutes over which the memory of a hog is measured.
+HOG_MINUTES = 10.0
+# A leak grows by this much in an hour, measured over this time, and this part of all pairs of
+# points rises (Mann–Kendall).
+LEAK_GIB_PER_HOUR, LEAK_MINUTES, LEAK_RISING_PCT = 1.0, 60.0, 85.0
+# Idle memory: at least this size, at less than this mean use in %, so that an occasional keep-alive
+# still counts as idle.
+IDLE_GIB, IDLE_PCT = 1.0, 2.0
+# Other users' use in % of a GPU that idle memory keeps from them.
+IDLE_BUSY_PCT = 30.0
+# Orphaned memory: at least this size for this time.
+ORPHANED_GIB, ORPHANED_MINUTES = 1.0, 10.0
 # Number of points of the window from which a leak is detected.
 POINTS = 20
 # A leak is told from memory that rises and falls by chance with up to so many points.
@@ -73,16 +85,16 @@ KEEPS = 0.9
 
 
 def memory_hog(
-    inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy, reported: Collection[str]
+    inputs: RuleInput, policy: MemoryPolicy, reported: Collection[str]
 ) -> Iterator[Finding]:
     """A user holds most of a GPU's memory. `reported`: groups that hog its time already."""
     if not policy.hog_on:
         return
-    seconds = policy.hog_minutes * 60
+    seconds = HOG_MINUTES * 60
     for group in inputs.groups:
         total, now = group.gpu.memory_total_bytes, group.memory_bytes
         used = group.series.last(seconds)
-        least = held_bytes(used, now, hogs)
+        least = held_bytes(used, now)
         if group.key in reported or not total or now is None or least is None:
             continue
         if 100 * least / total <= policy.hog_pct * KEEPS:
@@ -105,38 +117,36 @@ def memory_hog(
         )
 
 
-def leaks(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def leaks(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
     """A process outside jobs whose memory only grows."""
     if not policy.leak_on:
         return
-    seconds = policy.leak_minutes * 60
+    seconds = LEAK_MINUTES * 60
     for group in inputs.groups:
         for process in group.processes:
             series = inputs.series.get(key_of(process))
             if series is None or series.span_s < seconds * KEEPS:
                 continue
-            growth = _growth(series, seconds, policy, hogs)
+            growth = _growth(series, seconds)
             if growth is None:
                 continue
             per_h = growth.slope * 3600
-            steady = 100 * growth.rising >= policy.leak_rising_pct
-            enough = per_h >= policy.leak_gib_per_hour * GIB and series.span_s >= seconds
+            steady = 100 * growth.rising >= LEAK_RISING_PCT
+            enough = per_h >= LEAK_GIB_PER_HOUR * GIB and series.span_s >= seconds
             opens = enough and steady and _is_certain(series, seconds)
             yield _of_process(LEAK, inputs, group, process, series.end - seconds, opens, per_h)
 
 
-def _growth(
-    series: Series, seconds: float, policy: MemoryPolicy, hogs: GpuTimePolicy
-) -> Trend | None:
+def _growth(series: Series, seconds: float) -> Trend | None:
     """The trend if it is at least half of what opens an incident; cheap checks come first."""
     end, step = series.end, seconds / POINTS
     first = series.over(end - seconds, end - seconds + step).memory_bytes
     last = series.over(end - step, end).memory_bytes
-    least = policy.leak_gib_per_hour * GIB / 2
+    least = LEAK_GIB_PER_HOUR * GIB / 2
     if first is None or last is None or last - first < least * seconds / 3600:
         return None
     window = series.last(seconds)
-    if window.memory_known_s < window.span_s * hogs.coverage_pct / 100:
+    if window.memory_known_s < window.span_s * COVERAGE_PCT / 100:
         return None
     points = _points(series, step, POINTS)
     line = trend(points)
@@ -158,7 +168,7 @@ def _is_certain(series: Series, seconds: float) -> bool:
     return chance_of_growth(b - a for a, b in pairwise(values)) <= FALSE_ALARMS
 
 
-def idle_held(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def idle_held(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
     """A process outside jobs holds memory without using the GPU, while other users need the GPU.
 
     Its mean use over the whole time decides, so a short burst does not count as use.
@@ -169,35 +179,31 @@ def idle_held(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> I
     for group in inputs.groups:
         for process in group.processes:
             series = inputs.series.get(key_of(process))
-            if series is None or (process.memory_bytes or 0) < policy.idle_gib * GIB:
+            if series is None or (process.memory_bytes or 0) < IDLE_GIB * GIB:
                 continue
             used = series.last(seconds)
-            if used.pct is None or used.pct >= 2 * policy.idle_pct:
+            if used.pct is None or used.pct >= 2 * IDLE_PCT:
                 continue
-            if not is_covered(used, hogs) or inputs.t - series.end > STALE_S:
+            if not is_covered(used) or inputs.t - series.end > STALE_S:
                 continue
-            since = _idle_since(series, used.pct, policy, hogs)
+            since = _idle_since(series, used.pct)
             opens = (
                 since is not None
                 and inputs.t - since >= seconds
-                and _is_needed_by_others(group, process, inputs, policy)
+                and _is_needed_by_others(group, process, inputs)
             )
             yield _of_process(
                 IDLE_HELD, inputs, group, process, since or series.end - seconds, opens
             )
 
 
-def _idle_since(
-    series: Series, pct: float, policy: MemoryPolicy, hogs: GpuTimePolicy
-) -> float | None:
-    if pct >= policy.idle_pct:
+def _idle_since(series: Series, pct: float) -> float | None:
+    if pct >= IDLE_PCT:
         return None
-    return quiet_since(series, policy.idle_pct, hogs.coverage_pct / 100)
+    return quiet_since(series, IDLE_PCT, COVERAGE_PCT / 100)
 
 
-def _is_needed_by_others(
-    group: Group, process: ProcessReading, inputs: RuleInput, policy: MemoryPolicy
-) -> bool:
+def _is_needed_by_others(group: Group, process: ProcessReading, inputs: RuleInput) -> bool:
     """Whether other users work on that GPU or wait for it."""
     if inputs.waiting_for(group.gpu.uuid, group.owner):
         return True
@@ -206,7 +212,7 @@ def _is_needed_by_others(
     for other in parts:
         if other.gpu.uuid == group.gpu.uuid and other.owner != group.owner:
             busy += other.series.last(BESIDE_S).pct or 0.0
-    return busy >= policy.idle_busy_pct
+    return busy >= IDLE_BUSY_PCT
 
 
 def orphaned(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
@@ -220,7 +226,7 @@ def orphaned(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
         since, size = gpu.orphaned_since, gpu.orphaned_bytes
         if since is None or not size:
             continue
-        least = policy.orphaned_gib * GIB
+        least = ORPHANED_GIB * GIB
         if size < least * KEEPS:
             continue
         total = gpu.memory_total_bytes
@@ -229,7 +235,7 @@ def orphaned(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
             rule=ORPHANED,
             key=gpu.uuid,
             since_t=since.timestamp(),
-            opens=size >= least and inputs.t - since.timestamp() >= policy.orphaned_minutes * 60,
+            opens=size >= least and inputs.t - since.timestamp() >= ORPHANED_MINUTES * 60,
             gpu=gpu,
             pct=pct,
             peak_pct=pct,

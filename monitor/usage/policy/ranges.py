@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
 from monitor.facts.input_rules import possible_time
@@ -157,15 +157,17 @@ def moment(text: str | None, zone: tzinfo) -> int | None:
     return int(valid.timestamp())
 
 
+# Changes of a GPU between idle and busy, of which there are many.
+STATE_CHANGES_KEPT = timedelta(days=7)
+
+
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Retention of events, state changes and messages. Samples have settings of their own."""
+    """Retention of events and messages. Samples have settings of their own."""
 
     # fmt: off
     event_days: float = threshold(90, "Events", unit="d", ge=1, le=3650,
         help="Retention period for events.")
-    state_change_days: float = threshold(7, "GPU state changes", unit="d", ge=1, le=3650,
-        help="Retention period for changes between idle and busy.")
     message_days: float = threshold(90, "Messages", unit="d", ge=8, le=3650,
         help="Retention period for records of sent alerts and warnings.")
     # fmt: on

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
 from monitor.facts.readings import GpuReading, Health, ProcessReading
-from monitor.gpus.policy.cooling import Cooling, CoolingPolicy, judge, keep_jobs
+from monitor.gpus.policy.cooling import Cooling, judge, keep_jobs
 from monitor.gpus.policy.states import with_states
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
 
-POLICY = CoolingPolicy()
 ENDED = claim("7", row=1, seen=NOW, until=NOW)
 LEFT = process(pid=42, job_ref="7", memory_bytes=12 * GIB)
 QUARANTINE = ClosureFact(
@@ -32,7 +31,7 @@ def look(
     closures: tuple[ClosureFact, ...] = (),
 ) -> Cooling:
     at = NOW + timedelta(seconds=after_s)
-    return judge(processes, gpus, claims, closures, POLICY, at)
+    return judge(processes, gpus, claims, closures, at)
 
 
 def test_a_claim_whose_processes_are_gone_is_free() -> None:
@@ -140,7 +139,7 @@ def test_whatever_jobs_do_a_gpu_makes_no_move_that_can_not_be(steps: list[Step])
         states = with_states([gpu(health=health)], found, claims, before, now, closures)
         assert states.faults == ()
         before = {g.uuid: g for g in states.gpus}
-        cooled = judge(found, states.gpus, claims, closures, POLICY, now)
+        cooled = judge(found, states.gpus, claims, closures, now)
         claims = [
             replace_claim(c, seen=now) if c.row in cooled.started else c
             for c in claims

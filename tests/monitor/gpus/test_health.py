@@ -103,7 +103,7 @@ def test_heat_that_is_unknown_ends_nothing_and_begins_nothing() -> None:
 
 
 def test_the_thresholds_are_settings() -> None:
-    trace = Trace(HealthPolicy(hot_c=60, cool_c=50))
+    trace = Trace(HealthPolicy(hot_c=60))
     assert trace.see(0, temperature_c=61.0).condition is Condition.THROTTLED
 
 

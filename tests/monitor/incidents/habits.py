@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from monitor.incidents.policy.patterns import PatternPolicy, Place, UsagePattern, find
+from monitor.incidents.policy.patterns import Place, UsagePattern, find
 
 # A Monday.
 NOW = datetime(2026, 3, 16, 11, 30, tzinfo=UTC)
@@ -81,4 +81,4 @@ def habit(
 
 
 def patterns_of(users: Mapping[str, Hourly]) -> list[UsagePattern]:
-    return find(users, WATCHED, UTC, NOW, PatternPolicy())
+    return find(users, WATCHED, UTC, NOW)

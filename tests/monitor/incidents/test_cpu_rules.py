@@ -123,5 +123,5 @@ def test_no_cpu_incident_closes_without_scans() -> None:
         busy = a_process(cpu_s=look * 0.8 * CPUS * LOOK_EVERY_S)
         windows.look(look * LOOK_EVERY_S, [busy], CPUS, ())
     t = 29 * LOOK_EVERY_S
-    assert undecided(windows, t, GpuTimePolicy()) == set()
-    assert undecided(windows, t + 300, GpuTimePolicy()) == {("cpu_hog", "cpu|alice")}
+    assert undecided(windows, t) == set()
+    assert undecided(windows, t + 300) == {("cpu_hog", "cpu|alice")}

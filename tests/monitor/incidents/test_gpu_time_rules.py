@@ -231,8 +231,8 @@ def test_three_gpus_of_four_are() -> None:
     def three(minute: float) -> Iterator[ProcessReading]:
         return (process(pid=100 + on, on=on, sm_pct=97.0) for on in range(3))
 
-    waits = [waiting("bob", share_pct=30.0)]
-    trace = Trace(policies(fair_margin_pct=2.0), 4, demand=waits).play(20, three)
+    waits = [waiting("bob", share_pct=33.0)]
+    trace = Trace(gpus=4, demand=waits).play(20, three)
     assert trace.opened.count(FAIR_SHARE) == 1
     assert (
         "alice (python, PID 100, and 2 more) has used 73 % of the GPUs" in trace.texts[FAIR_SHARE]

@@ -6,30 +6,22 @@ from monitor.incidents import facts as rules
 from monitor.incidents.rules.evaluate import log_figures
 from tests.monitor.hog_traces import policies
 
-CHANGED = policies(
-    sustained_pct=81.0,
-    fair_margin_pct=4.0,
-    hog_pct=83.0,
-    idle_pct=3.0,
-    unused_pct=1.0,
-    over_margin_pct=12.0,
-    cpu_pct=55.0,
-)
+CHANGED = policies(sustained_pct=81.0, hog_pct=83.0)
 
 
 FIGURES: list[tuple[str, dict[str, float]]] = [
     (rules.SUSTAINED, {"gpu_util": 42.0, "threshold": 81.0}),
-    (rules.FAIR_SHARE, {"gpu_util": 42.0, "threshold": 74.0}),
+    (rules.FAIR_SHARE, {"gpu_util": 42.0, "threshold": 75.0}),
     (rules.MEMORY_HOG, {"memory_util": 42.0, "threshold": 83.0}),
     (rules.LEAK, {}),
-    (rules.IDLE_HELD, {"gpu_util": 42.0, "threshold": 3.0}),
+    (rules.IDLE_HELD, {"gpu_util": 42.0, "threshold": 2.0}),
     (rules.ORPHANED, {}),
     (rules.CLAIMED_EMPTY, {}),
-    (rules.UNUSED_GPUS, {"gpu_util": 42.0, "threshold": 1.0}),
-    (rules.OVER_MEMORY, {"booked_memory_util": 42.0, "threshold": 112.0}),
+    (rules.UNUSED_GPUS, {"gpu_util": 42.0, "threshold": 2.0}),
+    (rules.OVER_MEMORY, {"booked_memory_util": 42.0, "threshold": 110.0}),
     (rules.EXTRA_GPUS, {}),
     (rules.UNCLAIMED, {}),
-    (rules.CPU_HOG, {"cpu_util": 42.0, "threshold": 55.0}),
+    (rules.CPU_HOG, {"cpu_util": 42.0, "threshold": 50.0}),
 ]
 
 

@@ -311,7 +311,7 @@ def two_workers() -> list[ProcessReading]:
 
 
 def test_one_training_on_two_gpus_is_one_incident() -> None:
-    PolicyValues.objects.create(name="memory_hogs", values={"hog_minutes": 3.0})
+    PolicyValues.objects.create(name="hogs", values={"sustained_minutes": 11.0})
     machine = Machine().run(12, *two_workers())
     (lead,) = incident_open.open_incidents()
     assert {row.gpu_id for row in lead.parts} == {gpu_uuid(0), gpu_uuid(1)}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.policy.patterns import (
-    PatternPolicy,
     Place,
     UsagePattern,
     find,
@@ -19,7 +18,7 @@ from monitor.incidents.policy.patterns import (
     tail,
 )
 from monitor.incidents.rows import patterns as rows
-from monitor.models import Pattern
+from monitor.models import Pattern, PolicyValues
 from tests.builders import gpu, gpu_uuid, host, snapshot
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -44,7 +43,7 @@ def looked(
     local = {t: datetime.fromtimestamp(t, zone) for t in hours(days, until)}
     used = {t: {PYTHON: 95.0} for t, when in local.items() if busy(when) and watched(when)}
     seen = [t for t, when in local.items() if watched(when)]
-    return find({"alice": used}, seen, zone, until, PatternPolicy())
+    return find({"alice": used}, seen, zone, until)
 
 
 def at_night(local: datetime) -> bool:
@@ -125,13 +124,6 @@ def test_what_is_rare_short_or_always_is_no_pattern(busy: Callable[[datetime], b
     assert looked(busy, days=14) == []
 
 
-def test_it_can_be_switched_off() -> None:
-    off = PatternPolicy(enabled=False)
-    assert (
-        find({"alice": {t: {PYTHON: 99.0} for t in hours(14)}}, hours(14), BERLIN, NOW, off) == []
-    )
-
-
 NIGHT_SHARE = st.floats(55, 95)
 
 
@@ -174,7 +166,7 @@ def night_of(share: Callable[[int, datetime], dict[Place, float]]) -> list[Usage
         for t in hours(15)
         if at_night(local := datetime.fromtimestamp(t, BERLIN))
     }
-    return find({"alice": used}, hours(15), BERLIN, NOW, PatternPolicy())
+    return find({"alice": used}, hours(15), BERLIN, NOW)
 
 
 @settings(max_examples=20, deadline=None)
@@ -224,9 +216,21 @@ def test_use_around_the_clock_for_days_is_no_habit_of_nights() -> None:
 def test_nothing_is_seen_more_often_than_looked(at: set[int], zone: str) -> None:
     all_hours = hours(14)
     used = {all_hours[n]: {PYTHON: 90.0} for n in at}
-    for pattern in find({"alice": used}, all_hours, ZoneInfo(zone), NOW, PatternPolicy()):
+    for pattern in find({"alice": used}, all_hours, ZoneInfo(zone), NOW):
         assert 4 <= pattern.hits <= pattern.chances <= 14
         assert pattern.hits >= 0.75 * pattern.chances
+
+
+@pytest.mark.django_db
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots.record(snapshot([gpu(1)]))
+    used = {t: {PYTHON: 95.0} for t in hours(14) if at_night(datetime.fromtimestamp(t, BERLIN))}
+    monkeypatch.setattr(rows, "_history", lambda host, now: ({"alice": used}, set(hours(14))))
+    assert rows.replace_all(BERLIN, NOW) == 1
+
+    PolicyValues.objects.create(name="patterns", values={"enabled": False})
+
+    assert rows.replace_all(BERLIN, NOW) == 0
 
 
 @pytest.mark.django_db

@@ -12,12 +12,15 @@ from datetime import datetime, timedelta
 
 from monitor.facts.presence import BaselineProcess
 from monitor.facts.readings import ProcessReading
-from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.presence.policy.thresholds import LEAVE_USE_PCT, PresencePolicy
 
 # A level that grows by less is unchanged.
 SAME_LEVEL, SAME_BYTES = 1.25, 32 * 1024**2
 # Maximum number of programs per GPU.
 MOST = 16
+
+# A graphics program that stays quiet for this time is added to the baseline, with its memory.
+LEARN_AFTER = timedelta(minutes=10)
 
 
 def learned(
@@ -69,7 +72,7 @@ def _levels(others: Iterable[ProcessReading], policy: PresencePolicy) -> dict[st
     for process in others:
         if process.program is None or not only_draws(process):
             continue
-        if process.memory_bytes is None or (process.sm_pct or 0.0) >= policy.leave_use_pct:
+        if process.memory_bytes is None or (process.sm_pct or 0.0) >= LEAVE_USE_PCT:
             loud.add(process.program)
         held[process.program] = held.get(process.program, 0) + (process.memory_bytes or 0)
     return {
@@ -94,6 +97,6 @@ def _resident(
         )
     if held > old.level_bytes * SAME_LEVEL + SAME_BYTES:
         return replace(old, level_bytes=held, level_since=now)
-    if now - old.level_since >= timedelta(minutes=policy.learn_minutes):
+    if now - old.level_since >= LEARN_AFTER:
         return replace(old, memory_bytes=max(held, old.memory_bytes))
     return old

@@ -15,7 +15,13 @@ from monitor.facts.accounts import is_person
 from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.gpus.presence.policy.baseline import learned, without_residents
-from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.presence.policy.thresholds import (
+    ENTER_USE_PCT,
+    LATCH_S,
+    LEAVE_MEMORY_PART,
+    LEAVE_USE_PCT,
+    PresencePolicy,
+)
 
 MIB = 1024**2
 
@@ -41,8 +47,8 @@ def _at_once(_policy: PresencePolicy) -> float:
     return 0.0
 
 
-def _latch(policy: PresencePolicy) -> float:
-    return policy.latch_s
+def _latch(_policy: PresencePolicy) -> float:
+    return LATCH_S
 
 
 def _clear(policy: PresencePolicy) -> float:
@@ -177,15 +183,16 @@ def sign_of(
         encodes
         or memory_mib >= policy.enter_memory_mib
         or computing_mib >= policy.enter_compute_memory_mib
-        or use_pct >= policy.enter_use_pct
+        or use_pct >= ENTER_USE_PCT
     ):
         return PresenceFinding(Sign.PRESENT, telling)
     if any(p.memory_bytes is None for p in others):
         return PresenceFinding(Sign.UNKNOWN)
     holds_little = (
-        memory_mib < policy.leave_memory_mib and computing_mib < policy.leave_compute_memory_mib
+        memory_mib < LEAVE_MEMORY_PART * policy.enter_memory_mib
+        and computing_mib < LEAVE_MEMORY_PART * policy.enter_compute_memory_mib
     )
-    if holds_little and use_pct < policy.leave_use_pct:
+    if holds_little and use_pct < LEAVE_USE_PCT:
         return PresenceFinding(Sign.ABSENT)
     return PresenceFinding(Sign.BETWEEN, telling)
 

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from monitor.incidents.alerts.policy import AlertPolicy, gives_up, pause
+from monitor.incidents.alerts.policy import gives_up, pause
 from monitor.incidents.alerts.rows import decrypt, first_line
 from monitor.incidents.alerts.senders import Attachment, NetworkLimits, OutgoingMessage
 from monitor.journal.rows import counters, events
@@ -17,7 +17,6 @@ from monitor.models import Channel, Message
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
-from monitor.thresholds import rows as thresholds
 
 Send = Callable[[Mapping[int, OutgoingMessage], float], Mapping[int, str | None]]
 # Reads the file with this key; None = it no longer exists.
@@ -90,21 +89,18 @@ def send_due(send: Send, now: datetime) -> int:
 
 def _choose(now: datetime, isolation: ItemIsolation) -> list[Message]:
     """The oldest due of each channel, counted as tried before it is."""
-    policy = thresholds.current(AlertPolicy)
     due = Message.objects.filter(state=Message.State.WAITING, due_at__lte=now)
     channels = Channel.objects.filter(pk__in=due.values("channel"))
     chosen = isolation.each(
         channels,
         lambda channel: f"channel {channel.name}",
-        lambda channel: _first_of(channel, due, policy, now),
+        lambda channel: _first_of(channel, due, now),
         now,
     )
     return [message for _, message in chosen if message is not None]
 
 
-def _first_of(
-    channel: Channel, due: QuerySet[Message], policy: AlertPolicy, now: datetime
-) -> Message | None:
+def _first_of(channel: Channel, due: QuerySet[Message], now: datetime) -> Message | None:
     mine = due.filter(channel=channel).select_related("channel", "incident__gpu")
     if not channel.enabled:
         mine.update(state=Message.State.DROPPED, problem=OFF)
@@ -119,7 +115,7 @@ def _first_of(
     message = (tests or mine).order_by("due_at", "id").first()
     if message is not None:
         message.attempts += 1
-        message.due_at = now + pause(message.attempts, policy)
+        message.due_at = now + pause(message.attempts)
         message.save(update_fields=["attempts", "due_at"])
     return message
 
@@ -174,7 +170,7 @@ def _attachment(message: Message) -> Attachment | None:
 
 def _set_aside(message: Message) -> None:
     """It is tried again later; its channel works, and goes on with other messages."""
-    gives = gives_up(message.attempts, thresholds.current(AlertPolicy))
+    gives = gives_up(message.attempts)
     state = Message.State.FAILED if gives else Message.State.WAITING
     Message.objects.filter(pk=message.pk).update(state=state, problem=UNWRITABLE)
 
@@ -190,7 +186,7 @@ def _note(message: Message, problem: str | None, now: datetime) -> None:
         _works(channel, now)
         return
     message.problem = problem
-    if gives_up(message.attempts, thresholds.current(AlertPolicy)):
+    if gives_up(message.attempts):
         message.state = Message.State.FAILED
     message.save(update_fields=["state", "problem"])
     if not channel.to_owners:

@@ -15,6 +15,7 @@ from monitor.facts.readings import Snapshot
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.alerts.policy import (
     INCIDENT,
+    OWNER_AGAIN_AFTER,
     AlertPolicy,
     Notice,
     Route,
@@ -225,7 +226,7 @@ def _reported_severities(channel: Channel, abouts: list[str]) -> dict[str, int]:
 def _is_repeat(channel: Channel, notice: Notice, policy: AlertPolicy, now: datetime) -> bool:
     """Whether the same was sent lately: an event of one GPU; to an owner, the same rule."""
     if channel.to_owners:
-        since = now - timedelta(days=policy.owner_days)
+        since = now - OWNER_AGAIN_AFTER
         mine = Message.objects.filter(person=notice.person, rule=notice.rule, number=0)
         never_came = (Message.State.DROPPED, Message.State.FAILED)
         sent = mine.filter(created_at__gt=since).exclude(state__in=never_came)

@@ -12,10 +12,10 @@ from django.utils import timezone
 
 from monitor.facts.formats import GIB
 from monitor.facts.readings import ProcessReading
-from monitor.incidents.policy.thresholds import GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.thresholds import COVERAGE_PCT
+from monitor.incidents.rules.memory import IDLE_GIB, IDLE_PCT
 from monitor.models import Gpu, ProcessUse
 from monitor.pages.live.cards import in_gib
-from monitor.thresholds import rows as thresholds
 from monitor.usage.history.pages import chart_panels
 from monitor.usage.history.pages import chart_panels as history_charts
 from monitor.usage.history.pages.chart_panels import (
@@ -373,16 +373,14 @@ def idle_processes(
 
     Processes that are not measured enough are omitted.
     """
-    force = thresholds.ThresholdsInForce()
-    memory, coverage = force.of(MemoryPolicy), force.of(GpuTimePolicy).coverage_pct / 100
-    least = memory.idle_gib * GIB
+    least = IDLE_GIB * GIB
     candidates = {(p.gpu_uuid, p.pid) for p in processes if (p.memory_bytes or 0) >= least}
     uses = ProcessUse.objects.filter(
         host=host, pid__in={pid for _, pid in candidates}, ended_at=None
     )
     uses_by_id = {use.pk: use for use in uses if (use.gpu_id, use.pid) in candidates}
     since = process_rows.idle_since(
-        uses_by_id.values(), now, below_pct=memory.idle_pct, coverage=coverage
+        uses_by_id.values(), now, below_pct=IDLE_PCT, coverage=COVERAGE_PCT / 100
     )
     return {
         (uses_by_id[pk].gpu_id, uses_by_id[pk].pid): begin

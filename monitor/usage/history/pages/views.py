@@ -22,14 +22,13 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.alerts.rows import owner_summary
 from monitor.incidents.facts import IDLE_HELD
 from monitor.incidents.pages import badges as incident_badges
-from monitor.incidents.policy.thresholds import MemoryPolicy
 from monitor.incidents.rows import patterns as pattern_rows
+from monitor.incidents.rules.memory import IDLE_PCT
 from monitor.incidents.wording import IncidentSummary
 from monitor.models import Gpu, HostHour, HostMinute, Incident, ProcessUse
 from monitor.pages.live import cards, host_strips
 from monitor.pages.live.cards import ProcessRow
 from monitor.pages.live.pages import viewer_of
-from monitor.thresholds import rows as thresholds
 from monitor.usage.history.pages import content as history_content
 from monitor.usage.rows import sums as usage_sums
 from monitor.usage.rows.sums import UsageTotals
@@ -71,7 +70,7 @@ def own_context(name: str, now: datetime) -> dict[str, Any]:
         ],
         "mine": mine,
         "idle": idle,
-        "idle_pct": thresholds.current(MemoryPolicy).idle_pct,
+        "idle_pct": IDLE_PCT,
         "idle_bytes": sum(process.row.memory_bytes or 0 for process in idle),
         "patterns": pattern_rows.of_person(name),
     }

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 from monitor.facts.readings import Snapshot
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.enforcement import policy as enforcement_plan
-from monitor.incidents.enforcement.policy import UNDOABLE, WARNINGS, EnforcementPolicy, Step
+from monitor.incidents.enforcement.policy import (
+    CPU_CORES,
+    NICE,
+    RUN_S,
+    STOP_S,
+    UNDOABLE,
+    WARNINGS,
+    EnforcementPolicy,
+    Step,
+)
 from monitor.incidents.enforcement.wording import DID, UNDID, WOULD
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response
@@ -102,7 +111,7 @@ class Enforcement:
             return Step(undone[-1].step) if undone else None
         for row in open_case.rows:
             if row.state == DONE and row.step == Step.FREEZE:
-                self._actions.freeze(open_case.target, policy.run_s, policy.stop_s, again=True)
+                self._actions.freeze(open_case.target, RUN_S, STOP_S, again=True)
         planned = [row for row in open_case.rows if row.state == PLANNED]
         if not planned or not open_case.case.accused.is_there:
             return None
@@ -114,12 +123,12 @@ class Enforcement:
     ) -> None:
         step, target, actions = Step(row.step), open_case.target, self._actions
         if step is Step.RENICE:
-            problem = actions.lower(target, policy.nice)
+            problem = actions.lower(target, NICE)
         elif step is Step.LIMIT:
             memory = int(policy.memory_gib * GIB) or None
-            problem = actions.cap(target, row.before, policy.cpu_cores, memory)
+            problem = actions.cap(target, row.before, CPU_CORES, memory)
         elif step is Step.FREEZE:
-            problem = actions.freeze(target, policy.run_s, policy.stop_s)
+            problem = actions.freeze(target, RUN_S, STOP_S)
         else:
             problem = actions.end(target, kill=step is Step.KILL)
         row.state = REFUSED if problem else DONE

@@ -168,11 +168,8 @@ def test_what_is_there_quietly_at_the_first_look_belongs_to_the_desktop() -> Non
     assert trace.now.description == "alice's blender"
 
 
-SOON = replace(ON, learn_minutes=1)
-
-
 def test_a_drawing_program_that_stays_quiet_is_learned() -> None:
-    trace = Trace(SOON).look().look(desktop(700), seconds=60)
+    trace = Trace().look().look(desktop(700), seconds=600)
     assert trace.now.presence is OWNER
 
     trace.look(desktop(700), seconds=62)
@@ -190,7 +187,7 @@ def test_what_a_resident_holds_above_its_usual_memory_counts() -> None:
 
 
 def test_creeping_growth_is_not_learned() -> None:
-    trace = Trace(SOON).look(desktop(200), seconds=5)
+    trace = Trace().look(desktop(200), seconds=5)
     for mib in range(200, 2000, 20):
         trace.look(desktop(mib))
 
@@ -205,7 +202,7 @@ def test_a_resident_that_works_hard_counts() -> None:
 
 def test_a_program_that_computes_is_never_part_of_the_desktop() -> None:
     held = blender(program="jupyter", kinds="C", sm_pct=0.0)
-    trace = Trace(SOON).look(held, seconds=70)
+    trace = Trace().look(held, seconds=610)
 
     assert trace.now.presence is OWNER
 
@@ -299,12 +296,14 @@ class TestWatching:
         assert told[1].text == "alice's blender has left GPU 0: jobs may start there again."
 
     def test_switching_it_off_opens_the_gpu_and_says_so(self) -> None:
-        thresholds.change("presence", {"enabled": True, "latch_s": 0.0}, by="root", now=NOW)
+        thresholds.change("presence", {"enabled": True}, by="root", now=NOW)
         seen, _ = presence_step.watched(
             snapshot(1, [blender()]), None, thresholds.current(PresencePolicy)
         )
         seen, _ = presence_step.watched(
-            snapshot(1, [blender()]), seen, thresholds.current(PresencePolicy)
+            snapshot(1, [blender()], at=NOW + timedelta(seconds=1)),
+            seen,
+            thresholds.current(PresencePolicy),
         )
         thresholds.change("presence", {}, by="root", now=NOW)
 

@@ -133,15 +133,11 @@ def test_what_is_due_is_due_then_and_never_before_now(
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    policy = AlertPolicy(retry_first_s=30, retry_most_s=100)
-
-    assert [pause(i, policy).total_seconds() for i in (1, 2, 3, 9)] == [30, 60, 100, 100]
+    assert [pause(i).total_seconds() for i in (1, 2, 3, 9)] == [30, 60, 120, 3600]
 
 
 def test_it_gives_up_when_the_pauses_have_added_up() -> None:
-    policy = AlertPolicy(retry_first_s=1800, retry_most_s=1800, give_up_hours=1)
-
-    assert [gives_up(i, policy) for i in (1, 2, 3, 4)] == [False, False, True, True]
+    assert [gives_up(i) for i in (1, 30, 31)] == [False, False, True]
 
 
 def test_days_that_are_none_are_refused() -> None:

@@ -121,15 +121,15 @@ def test_cpus_count_only_where_the_policy_asks_for_it() -> None:
 
 
 def test_a_threshold_of_a_hundred_switches_it_off() -> None:
-    shot = snapshot(1, host=host(**used_memory(99)))
-    off = ConstraintPolicy(memory_busy_pct=100.0, memory_free_pct=0.0)
+    shot = snapshot(1, host=host(**used_memory(94)))
+    off = ConstraintPolicy(memory_busy_pct=100.0)
     assert judge(shot, "/", [], off).opened == ()
 
 
 def test_the_closing_threshold_must_not_be_beyond_the_opening_one() -> None:
     assert POLICY.conflicts() == {}
-    wrong = ConstraintPolicy(memory_calm_pct=90.0, disk_free_again_pct=1.0)
-    assert set(wrong.conflicts()) == {"memory_calm_pct", "disk_free_again_pct"}
+    wrong = ConstraintPolicy(memory_calm_pct=90.0, cpu_busy_pct=70.0)
+    assert set(wrong.conflicts()) == {"memory_calm_pct", "cpu_calm_pct"}
 
 
 def test_only_constraints_that_risk_lost_work_prevent_all_starts() -> None:

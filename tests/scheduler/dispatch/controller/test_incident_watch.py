@@ -99,9 +99,8 @@ def test_the_simulated_hog_is_there_to_see_in_the_time_of_the_rule() -> None:
 def test_a_cpu_hog_is_found_though_the_controller_changes_each_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    PolicyValues.objects.create(name="hogs", values={"cpu_minutes": 3.0})
     busy = CpuProcess(pid=100, start_ticks=1, cpu_s=0.0, uid=1001, user="alice", program="make")
-    for look in range(10):
+    for look in range(24):
         seconds = look * 30.0
         now = replace(busy, cpu_s=0.9 * 64 * seconds)
         monkeypatch.setattr(
