@@ -271,17 +271,8 @@
     return url;
   }
 
-  function takeJob(message) {
-    const before = card.querySelector(".factors");
-    const hadFocus = before && before.contains(document.activeElement);
-    card.innerHTML = message.job;
-    const factors = card.querySelector(".factors");
-    if (before && factors) {
-      // Parts that the reader has opened stay open.
-      factors.open = before.open;
-      if (hadFocus) factors.querySelector("summary").focus();
-    }
-    document.dispatchEvent(new CustomEvent("htmx:after:swap"));
+  async function takeJob(message) {
+    await window.htmx.swap({ text: message.job, target: card, sourceElement: card, swap: "innerMorph" });
     const word = card.querySelector(".badge");
     document.title = document.title.replace(/^(\(\d+\) |\(no answer\) )?(\[simulated\] )?.*? · /, `$1$2${word.textContent} · `);
     if (shown() !== shownState) for (const part of ["#job-actions", "#job-offer"]) window.htmx.trigger(part, "refresh");
