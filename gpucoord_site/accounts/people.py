@@ -20,9 +20,11 @@ from django.utils.http import urlsafe_base64_encode
 from monitor.api.input import InvalidInput
 from monitor.journal.rows import audit
 from monitor.owners.accounts.rows import os_accounts
+from scheduler.facts.model_services import OWNER
 from scheduler.limits.quotas import actions as quotas
 
 ADDED = "added by an operator"
+NO_PERSON = f"The user {OWNER} stands for model services, and nobody logs in as it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def add(
 
     like: a user whose groups and own quota it gets, but no rights of staff. Raises InvalidInput.
     """
+    if OWNER in (name, account):
+        raise InvalidInput([("name", NO_PERSON)])
     if problem := os_accounts.name_problem(account or name):
         raise InvalidInput([("account", problem)])
     user = User(username=name, date_joined=now, is_staff=is_operator)
@@ -124,6 +128,8 @@ def set_access(user: User, *, is_operator: bool, is_active: bool, by: str, now: 
 
 def invite(user: User, *, by: str, now: datetime) -> Invitation:
     """A link with which the user sets a password and logs in. Raises InvalidInput."""
+    if user.get_username() == OWNER:
+        raise InvalidInput([("name", NO_PERSON)])
     if not user.is_active:
         raise InvalidInput([("name", f"The user {user.get_username()} is deactivated.")])
     code = urlsafe_base64_encode(force_bytes(user.pk))

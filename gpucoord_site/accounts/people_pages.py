@@ -28,6 +28,7 @@ from monitor.owners.accounts.rows import os_accounts
 from monitor.owners.identity.probes.credentials import account_ranges
 from monitor.usage.history.pages.content import window as history_window
 from monitor.usage.rows import sums
+from scheduler.facts.model_services import OWNER
 from scheduler.limits.quotas import actions as quotas
 from scheduler.limits.quotas.pages import shares
 from scheduler.models import Quota
@@ -70,6 +71,7 @@ def all_people(request: HttpRequest) -> HttpResponse:
     context = {
         "people": [(user, own.get(user.pk)) for user in shown[:MOST_SHOWN]],
         "more": len(shown) > MOST_SHOWN,
+        "models_owner": OWNER,
         "most": MOST_SHOWN,
         "q": text,
     }
@@ -197,6 +199,7 @@ def _page(
     may_manage = cast("User", request.user).is_superuser
     context = {
         "shown_user": user,
+        "models_owner": OWNER,
         "name": user.get_username(),
         "account": os_accounts.name_of(user),
         "account_form": account or AccountForm.of(user),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.contrib.auth.models import User
+from django.db.models import Q
 from django.urls import reverse
 
 from gpucoord_site.backup import timer
 from gpucoord_site.documentation import library
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel
+from scheduler.facts.model_services import OWNER
 from scheduler.models import Job, Quota
 
 
@@ -57,7 +59,7 @@ def _gpus() -> SetupStep:
 
 
 def _people(user: User) -> SetupStep:
-    count = User.objects.filter(is_active=True).exclude(pk=user.pk).count()
+    count = User.objects.filter(is_active=True).exclude(Q(pk=user.pk) | Q(username=OWNER)).count()
     fact = f"{_counted(count, 'user')} besides you." if count else "You are the only user."
     url = reverse("people-add") if user.is_superuser else ""
     return SetupStep("People added", fact, count > 0, url, "Add people")

@@ -56,8 +56,8 @@ def terminal_account(user: User) -> str:
 
 
 def newest(user: User) -> FirstJob | None:
-    """None: the user has submitted no job."""
-    job = job_views.jobs().filter(owner=user).order_by("-pk").first()
+    """None: the user has submitted no job. Items of batches do not count."""
+    job = job_views.jobs().filter(owner=user, batch_items=None).order_by("-pk").first()
     if job is None:
         return None
     line = job_lines.lines([job])[0]

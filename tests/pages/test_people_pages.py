@@ -12,6 +12,7 @@ from django.test import Client
 from gpucoord_site.accounts import listing
 from monitor.models import ApiToken, AuditEntry
 from monitor.owners.accounts.rows import os_accounts, tokens
+from scheduler.facts.model_services import OWNER
 from scheduler.models import Quota
 from tests import jobs_made
 from tests.builders import NOW
@@ -211,6 +212,23 @@ class TestOnePerson:
 
         assert "/login/invitation/" in answer.text
         assert "no-store" in answer["Cache-Control"]
+
+    def test_nobody_gets_to_log_in_as_the_user_of_model_services(
+        self, root: User, as_user: AsUser
+    ) -> None:
+        browser, owner = as_user(root), User.objects.create_user(OWNER)
+
+        answer = browser.post(f"/people/{owner.pk}/invitation/", follow=True)
+        assert "/login/invitation/" not in answer.text
+        assert "nobody logs in as it" in answer.text
+        assert "Make an invitation link" not in answer.text
+
+        owner.delete()
+        assert "nobody logs in as it" in browser.post("/people/add/", {"others": OWNER}).text
+        for body in ({"name": OWNER}, {"name": "dora", "account": OWNER}):
+            answer = browser.post("/api/users/", body, "application/json")
+            assert "nobody logs in as it" in answer.text
+        assert not User.objects.filter(username__in=(OWNER, "dora")).exists()
 
     def test_only_a_token_of_this_user_is_revoked_there(
         self, root: User, alice: User, bob: User, as_user: AsUser

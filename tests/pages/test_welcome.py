@@ -12,6 +12,7 @@ from django.test import Client
 from gpucoord_site.backup import timer
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel, OsAccount
+from scheduler.facts.model_services import OWNER
 from scheduler.models import Job, Quota
 from tests import jobs_made
 from tests.builders import NOW, PASSWORD, gpu, snapshot
@@ -117,6 +118,11 @@ class TestChecklist:
         assert "0 of 6 steps done" in html
         assert html.count(">to do<") == 5
         assert "The sampler has written no reading yet." in html
+
+    def test_the_user_of_model_services_is_no_person(self, root: User, as_user: AsUser) -> None:
+        User.objects.create_user(OWNER)
+
+        assert "You are the only user." in as_user(root).get("/setup/").text
 
     def test_each_step_is_marked_by_its_fact(
         self, root: User, alice: User, as_user: AsUser, machine: Path

@@ -44,8 +44,7 @@ class NewModelForm(forms.Form):
         required=False,
         max_length=LONGEST_SOURCE,
         label="File or Hugging Face name",
-        help_text="Such as `/models/qwen.gguf` for llama.cpp or `Qwen/Qwen2.5-14B` for vLLM. "
-        "Ollama and an own command need none.",
+        help_text="Such as `/models/qwen.gguf` for llama.cpp or `Qwen/Qwen2.5-14B` for vLLM.",
     )
     memory = forms.CharField(
         required=False,
