@@ -95,6 +95,17 @@ def test_the_order_of_users_is_no_reason_where_no_job_holds_the_gpu() -> None:
     assert codes == {BlockerCode.GPU_MEMORY}
 
 
+def test_a_gpu_of_a_job_leads_before_gpus_that_processes_outside_the_queue_load() -> None:
+    """Five GPUs are too many to list; the job on GPU 4 ends, of the load nobody knows."""
+    gpus = [slot(index, free_bytes=14 * GIB, foreign=(DANA,)) for index in range(4)]
+    gpus.append(slot(4, jobs=(9,), held_bytes=(0,), undeclared=True))
+    loads = Throttle(multipliers=dict.fromkeys(map(gpu_uuid, range(4)), 0.1), reason="load")
+
+    main = leading(of_job(Requirement(memory_bytes=12 * GIB), gpus, throttle=loads))
+
+    assert main.headline.startswith("Job 9 on GPU 4 did not declare GPU memory")
+
+
 def test_all_gpus_without_memory_are_summed_up_in_one_headline() -> None:
     gpus = [slot(index, free_bytes=8 * GIB, foreign=(DANA,)) for index in range(2)]
 
