@@ -146,7 +146,7 @@ def explain(
     ]
     if len(matching) - len(refused) >= requirement.gpus > 0:
         return ()
-    refused.sort(key=lambda each: _distance(*each, excluded))
+    refused.sort(key=lambda each: _distance(each, excluded))
     wants = requirement.memory_bytes or policy.undeclared_bytes
     is_full_everywhere = len(gpus) > 1 and all(0 <= free_memory(gpu) < wants for gpu in gpus)
     reasons: list[Blocker] = []
@@ -231,10 +231,11 @@ def _too_few(requirement: Requirement, fitting: int) -> Blocker:
 
 
 def _distance(
-    gpu: Slot, code: BlockerCode | None, excluded: Mapping[str, BlockerCode]
+    refused: tuple[Slot, BlockerCode | None], excluded: Mapping[str, BlockerCode]
 ) -> tuple[bool, bool, bool, int, int]:
     """Sort key: too little memory is nearer than a taken GPU, then comes load by processes
     outside the queue, whose end nothing tells, then a faulty GPU."""
+    gpu, code = refused
     load = excluded.get(gpu.gpu_uuid)
     is_loaded = load is not None and load.is_load and bool(gpu.foreign)
     is_taken = code is BlockerCode.GPU_TAKEN
