@@ -24,7 +24,7 @@ from scheduler.facts.model_services import OWNER
 from scheduler.limits.quotas import actions as quotas
 
 ADDED = "added by an operator"
-NO_PERSON = f"The user {OWNER} stands for model services, and nobody logs in as it."
+NO_PERSON = f"The user {OWNER} stands for model services, so it cannot log in."
 
 
 @dataclass(frozen=True, slots=True)

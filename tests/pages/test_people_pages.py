@@ -220,14 +220,14 @@ class TestOnePerson:
 
         answer = browser.post(f"/people/{owner.pk}/invitation/", follow=True)
         assert "/login/invitation/" not in answer.text
-        assert "nobody logs in as it" in answer.text
+        assert "so it cannot log in" in answer.text
         assert "Make an invitation link" not in answer.text
 
         owner.delete()
-        assert "nobody logs in as it" in browser.post("/people/add/", {"others": OWNER}).text
+        assert "so it cannot log in" in browser.post("/people/add/", {"others": OWNER}).text
         for body in ({"name": OWNER}, {"name": "dora", "account": OWNER}):
             answer = browser.post("/api/users/", body, "application/json")
-            assert "nobody logs in as it" in answer.text
+            assert "so it cannot log in" in answer.text
         assert not User.objects.filter(username__in=(OWNER, "dora")).exists()
 
     def test_only_a_token_of_this_user_is_revoked_there(
