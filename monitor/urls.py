@@ -16,6 +16,7 @@ from monitor.usage.history.pages import views as history_views
 urlpatterns = [
     path("", live_pages.dashboard, name="dashboard"),
     path("gpus/<str:uuid>/", live_pages.gpu, name="gpu"),
+    path("gpus/<str:uuid>/card/", live_pages.gpu_card, name="gpu-card"),
     path("gpus/<str:uuid>/pause/", gpu_pages.pause, name="gpu-pause"),
     path("gpus/<str:uuid>/resume/", gpu_pages.resume, name="gpu-resume"),
     path("gpus/<str:uuid>/release/", gpu_pages.release, name="gpu-release"),

@@ -74,15 +74,6 @@
     }
   }
 
-  function drawSparks(sparks) {
-    for (const [id, [line, area]] of Object.entries(sparks)) {
-      const svg = one(`[data-spark="${CSS.escape(id)}"]`);
-      if (!svg) continue;
-      svg.querySelector(".line").setAttribute("d", line);
-      svg.querySelector(".area").setAttribute("d", area);
-    }
-  }
-
   // A page that holds a table of its own asks for it again when other rows are due; a long one
   // less often, because drawing it anew costs as much as a minute of figures.
   let askedAt = 0, asking = 0;
@@ -115,7 +106,6 @@
     if (message.o) Object.assign(order, message.o);
     if (message.o || moved) findPlaces();
     writeValues(message);
-    if (message.k) drawSparks(message.k);
     if (message.x) refetchTable(message.x);
     has = message.n;
     if (message.t) app.skew = message.t + message.age - Date.now() / 1000;
@@ -197,7 +187,7 @@
   });
   // Each update would leave the white space around it behind, in an open page for ever. The boxes
   // are grids, which do not show it.
-  const GRIDS = ".page, .regions, .stack, .grid, .gpu-lines, .tl-rows";
+  const GRIDS = ".page, .regions, .stack, .grid, .tl-rows";
   function removeBlanks() {
     for (const box of all(GRIDS)) {
       for (const node of [...box.childNodes]) {
@@ -249,76 +239,16 @@
   window.addEventListener("resize", reachScrolling);
   document.addEventListener("htmx:after:swap", reachScrolling);
 
-  // ---- The order of the GPUs: it never changes under the reader's cursor ----
-
-  const GPUS = ".grid, .gpu-lines";
-  let dueOrder = null;
-  const ids = (list) => [...list.children].map((child) => child.id);
-
-  function isBeingRead(section) {
-    return section.matches(":hover") || section.contains(document.activeElement);
-  }
-
-  // Cards that are there keep their places for now; new ones follow.
-  function keepOrder(incoming) {
-    const section = document.getElementById("gpus");
-    const shown = section && section.querySelector(GPUS);
-    const list = incoming.querySelector(GPUS);
-    dueOrder = null;
-    if (!shown || !list || !isBeingRead(section)) return;
-    const before = ids(shown), wanted = ids(list);
-    const place = (id) => (before.includes(id) ? before.indexOf(id) : before.length + wanted.indexOf(id));
-    const kept = [...list.children].sort((a, b) => place(a.id) - place(b.id));
-    if (kept.every((child, i) => child.id === wanted[i])) return;
-    dueOrder = wanted;
-    list.append(...kept);
-  }
-
-  // Cards that change places glide there, so that the eye can follow.
-  const GLIDE_MS = 600;
-  const isCalm = window.matchMedia("(prefers-reduced-motion: reduce)");
-  let before = new Map();
-
-  function notePlaces() {
-    before = new Map();
-    const list = one(`#gpus :is(${GPUS})`);
-    if (list) for (const child of list.children) before.set(child.id, child.getBoundingClientRect());
-  }
-
-  function glide() {
-    const list = one(`#gpus :is(${GPUS})`);
-    for (const child of list && !isCalm.matches ? list.children : []) {
-      const old = before.get(child.id), now = child.getBoundingClientRect();
-      if (!old || (old.left === now.left && old.top === now.top)) continue;
-      const from = `translate(${old.left - now.left}px, ${old.top - now.top}px)`;
-      child.animate([{ transform: from }, { transform: "none" }], { duration: GLIDE_MS, easing: "ease" });
-    }
-    before = new Map();
-  }
-
-  function applyOrder() {
-    const section = document.getElementById("gpus");
-    if (!dueOrder || !section || isBeingRead(section)) return;
-    const list = section.querySelector(GPUS);
-    notePlaces();
-    list.append(...dueOrder.map((id) => document.getElementById(id)).filter((child) => child && child.parentElement === list));
-    glide();
-    dueOrder = null;
-    moved = true;
-  }
+  // ---- Parts that the reader has opened or closed stay so, whatever an update replaces ----
 
   document.addEventListener("htmx:before:swap", (event) => {
-    for (const task of event.detail.tasks || []) {
-      const target = typeof task.target === "string" ? one(task.target) : task.target;
-      if (!target || target.id !== "gpus") continue;
-      notePlaces();
-      keepOrder(task.fragment);
+    for (const { fragment } of event.detail.tasks || []) {
+      for (const part of fragment ? fragment.querySelectorAll("details[id]") : []) {
+        const shown = document.getElementById(part.id);
+        if (shown) part.open = shown.open;
+      }
     }
   });
-  document.addEventListener("htmx:after:swap", () => {
-    if (before.size) glide();
-  });
-  window.setInterval(applyOrder, 1000);
 
   // ---- An address that names a place in a closed part opens that part ----
 

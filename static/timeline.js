@@ -5,51 +5,61 @@
   const BACK_S = 24 * 3600, AHEAD_S = 6 * 3600, SHORTEST_S = 60;
   const STEPS = [10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600, 604800];
   const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, LETTER_PX = 6.5, HATCH_PX = 8;
+  const POINTER_PX = 14, EDGE_PX = 8, STEPS_SHOWN = 3600;
   // The chosen stretch in epoch seconds; null: everything, moving along with the time.
   let chosen = null;
   let drag = null;
 
   const box = () => document.querySelector("[data-timeline]");
   const clock = () => Date.now() / 1000 + app.skew;
-  const everything = () => ({ since: clock() - BACK_S, until: clock() + AHEAD_S });
+  // The picture moves on by steps of less than a pixel: between them, drawing changes nothing.
+  const settled = (length) => Math.floor(clock() / (length / STEPS_SHOWN)) * (length / STEPS_SHOWN);
+  const everything = () => {
+    const now = settled(BACK_S + AHEAD_S);
+    return { since: now - BACK_S, until: now + AHEAD_S };
+  };
   const span = () => chosen || everything();
 
   // ---- Places ----
 
   function place(plots) {
     const { since, until } = span();
-    const length = until - since, now = clock();
+    const length = until - since, now = settled(length);
     for (const plot of plots) {
       const base = Number(plot.dataset.base);
       plot.dataset.placed = "";
-      plot.setAttribute("viewBox", `${(since - base).toFixed(1)} 0 ${length.toFixed(1)} 100`);
+      write(plot, "viewBox", `${(since - base).toFixed(1)} 0 ${length.toFixed(1)} 100`);
       for (const body of plot.querySelectorAll("[data-to]")) {
-        body.setAttribute("width", Math.max(1, now - base - body.getAttribute("x")).toFixed(1));
+        write(body, "width", Math.max(1, now - base - body.getAttribute("x")).toFixed(1));
       }
       for (const rest of plot.querySelectorAll("[data-until]")) {
-        rest.setAttribute("x", (now - base).toFixed(1));
-        rest.setAttribute("width", Math.max(1, rest.dataset.until - (now - base)).toFixed(1));
+        write(rest, "x", (now - base).toFixed(1));
+        write(rest, "width", Math.max(1, rest.dataset.until - (now - base)).toFixed(1));
       }
     }
-    // Many rows have no labels. Their place needs a layout of the page, which is dear.
-    if (plots.length && !box().classList.contains("many")) placeLabels(plots, since, length, now);
+    if (plots.length) placeLabels(plots, since, length, now);
   }
 
+  // Most labels have no room, and most of the others stay where they are: only changes are written.
   function placeLabels(plots, since, length, now) {
     const width = plots[0].clientWidth;
     const x = (t) => Math.min(100, Math.max(0, (100 * (t - since)) / length));
     for (const plot of plots) {
       for (const label of plot.parentElement.querySelectorAll(".tl-label")) {
-        const begin = x(Number(label.dataset.from));
-        const end = x(label.dataset.to === "now" ? now : Number(label.dataset.to));
-        const room = ((end - begin) * width) / 100;
-        label.classList.toggle("off", room < LEAST_LABEL_PX);
-        if (room < LEAST_LABEL_PX) continue;
+        const { from, to } = label.dataset;
+        const begin = x(Number(from)), end = x(to === "now" ? now : Number(to));
+        const room = ((end - begin) * width) / 100, isOff = room < LEAST_LABEL_PX;
+        if (label.classList.contains("off") !== isOff) label.classList.toggle("off", isOff);
+        if (isOff) continue;
         shorten(label, Math.floor((room - 6) / LETTER_PX));
-        label.setAttribute("x", `${begin.toFixed(2)}%`);
-        label.setAttribute("width", `${(end - begin).toFixed(2)}%`);
+        write(label, "x", `${begin.toFixed(2)}%`);
+        write(label, "width", `${(end - begin).toFixed(2)}%`);
       }
     }
+  }
+
+  function write(element, name, value) {
+    if (element.getAttribute(name) !== value) element.setAttribute(name, value);
   }
 
   // A name that does not fit ends with an ellipsis.
@@ -66,8 +76,8 @@
     const plot = box().querySelector(".tl-plot"), hatch = document.getElementById("tl-hatch");
     const { since, until } = span();
     if (!plot || !plot.clientWidth) return;
-    hatch.setAttribute("width", ((HATCH_PX * (until - since)) / plot.clientWidth).toFixed(1));
-    hatch.setAttribute("height", ((HATCH_PX * 100) / plot.clientHeight).toFixed(1));
+    write(hatch, "width", ((HATCH_PX * (until - since)) / plot.clientWidth).toFixed(1));
+    write(hatch, "height", ((HATCH_PX * 100) / plot.clientHeight).toFixed(1));
   }
 
   function svg(name, attributes, text = "") {
@@ -159,9 +169,34 @@
     return `${row}: ${link.getAttribute("aria-label")}, ${from}${to}${idle}`;
   }
 
+  // The readout stands at the pointer, or below the bar that has the focus.
+  function readout() {
+    const shown = document.querySelector(".tl-said");
+    if (shown) return shown;
+    const made = document.createElement("p");
+    made.className = "tl-said small";
+    made.setAttribute("aria-live", "polite");
+    document.body.append(made);
+    return made;
+  }
+
+  function putReadout(x, y) {
+    const said = readout();
+    const right = document.documentElement.clientWidth - said.offsetWidth - EDGE_PX;
+    const below = y + POINTER_PX, above = y - POINTER_PX - said.offsetHeight;
+    said.style.left = `${Math.max(EDGE_PX, Math.min(x + POINTER_PX, right))}px`;
+    said.style.top = `${below + said.offsetHeight < window.innerHeight ? below : above}px`;
+  }
+
+  function hideReadout() {
+    const said = document.querySelector(".tl-said");
+    if (said) said.remove();
+    told = null;
+  }
+
   // The words, and behind them the times in UTC where the viewer's zone is another one.
   function say(text, times) {
-    const said = document.querySelector(".tl-said");
+    const said = readout();
     const utc = times.map((t) => app.utc(new Date(t * 1000)));
     said.title = utc.join(" to ");
     said.textContent = text;
@@ -189,11 +224,28 @@
     else if (band) say(`${band.dataset.say}, ${dayTime(band.dataset.begin)} to ${dayTime(band.dataset.end)}`, times(band));
   }
 
-  document.addEventListener("pointerover", (event) => {
-    if (event.target.closest && event.target.closest(".tl-plot") && !drag) tell(event.target);
+  document.addEventListener("pointermove", (event) => {
+    const part = !drag && event.target.closest && event.target.closest(".tl-link, .tl-band");
+    if (!part) {
+      if (told && !isFocusTold()) hideReadout();
+      return;
+    }
+    if (!told || addressOf(part).join() !== told.join()) tell(part);
+    putReadout(event.clientX, event.clientY);
   });
+  const isFocusTold = () => document.activeElement.matches(".tl-link");
   document.addEventListener("focusin", (event) => {
-    if (event.target.closest && event.target.closest(".tl-link")) tell(event.target);
+    const link = event.target.closest && event.target.closest(".tl-link");
+    if (!link) return;
+    tell(link);
+    const place = link.getBoundingClientRect();
+    putReadout(Math.max(place.left, 0), place.bottom - POINTER_PX);
+  });
+  document.addEventListener("focusout", (event) => {
+    if (event.target.closest && event.target.closest(".tl-link")) hideReadout();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") hideReadout();
   });
 
   // ---- Pointer: drag zooms, with Shift it moves ----
@@ -209,6 +261,9 @@
       chosenArea = svg("svg", { class: "tl-chosen" });
       chosenArea.append(svg("rect", { height: "100%" }));
       rows.append(chosenArea);
+      const box = rows.getBoundingClientRect();
+      chosenArea.style.left = `${drag.area.left - box.left}px`;
+      chosenArea.style.width = `${drag.area.width}px`;
     }
     const rect = chosenArea.firstChild;
     rect.setAttribute("x", `${100 * Math.min(from, to)}%`);
@@ -273,7 +328,7 @@
   };
 
   document.addEventListener("keydown", (event) => {
-    if (!event.target.closest || !event.target.closest("[data-timeline]")) return;
+    if (!event.target.matches || !event.target.matches("[data-timeline], .tl-link")) return;
     if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
     event.preventDefault();
     KEYS[event.key]();
@@ -294,8 +349,8 @@
       if (document.activeElement !== wanted) wanted.focus({ preventScroll: true });
       focused = null;
     }
-    // An update of the frame brings the hint instead.
-    const part = told && !document.querySelector(".tl-said").title && findAgain(told);
+    // The bar may say something else now.
+    const part = told && findAgain(told);
     if (part) tell(part);
   }
 

@@ -154,7 +154,6 @@ def measure(driver: Driver, seconds: int) -> None:
     from monitor.gpus.sampling.probes.selection import PROCESSES_S
     from monitor.gpus.sampling.step import Sampler
     from monitor.gpus.snapshot import rows as snapshots
-    from monitor.pages.live import sparklines
     from monitor.pages.live.rendering import DASHBOARD, Renderer
     from monitor.usage.step import Ledger
 
@@ -164,7 +163,7 @@ def measure(driver: Driver, seconds: int) -> None:
         if callable(function) and not isinstance(function, type):
             setattr(pynvml, name, answers.get(name) or _absent)
     probe, machine = nvml.NvmlProbe(PROCESSES_S), HostProbe("box")
-    sampler, renderer = Sampler(transaction.atomic, probe, machine), Renderer(sparklines.sparks.get)
+    sampler, renderer = Sampler(transaction.atomic, probe, machine), Renderer()
     costs = Costs()
     costs.watch(probe, "read", "probe: GPUs and processes")
     costs.watch(machine, "read", "probe: host")

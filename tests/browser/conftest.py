@@ -29,8 +29,8 @@ OPTIONS = [
     "--disable-sync",
 ]
 # The link to the page of a GPU that is always there: one of the simulated ones falls off the bus
-# for a minute now and then, and the cards are sorted by trouble.
-GPU_0 = ".gpu[aria-label='GPU 0'] h2 a"
+# for a minute now and then.
+GPU_0 = "[data-gpu-row='0'] .b-name a"
 # On a busy machine, each awaited change comes at last too.
 PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)

@@ -114,8 +114,6 @@ def test_nothing_jumps_when_trouble_appears(open_page: Open) -> None:
     page.add_init_script(NOTE_SHIFTS)
     page.reload()
     is_live(page)
-    # The order of the cards stays while one is read, whatever the simulated server does meanwhile.
-    page.locator(".gpu").first.hover()
     page.evaluate("window.shifts = []")
     operator = page.context.new_page()
     pages = []
@@ -135,7 +133,7 @@ def test_nothing_jumps_when_trouble_appears(open_page: Open) -> None:
     address = operator.locator(GPU_0).get_attribute("href")
     operator.goto(str(address))
     operator.get_by_role("button", name="Drain").click()
-    expect(page.locator(".gpu[aria-label='GPU 0']")).to_contain_text("paused")
+    expect(page.locator("[data-gpu-row='0']")).to_contain_text("paused")
     page.wait_for_timeout(8_000)
 
     shifts = page.evaluate("window.shifts")
@@ -171,15 +169,13 @@ def test_an_incident_moves_nothing_when_it_opens(
 
 
 CROWDED = """() => {
-  const card = document.querySelector(".gpu"), before = card.offsetHeight;
-  const notes = card.querySelector(".gpu-notes"), long = "Too hot: 88 °C. ".repeat(20);
-  notes.innerHTML = `<div class="gpu-note"><p class="hogged">heavy use</p></div>
-    <p class="problem">${long}</p><p class="gpu-task small"><a href="#">${"name".repeat(40)}</a>
-    <meter></meter><span class="num">50 %</span><span class="muted nowrap">ends ~10:30</span></p>`;
-  const box = card.querySelector(".gpu-who");
-  const row = "<tr><td>alice</td><td>python</td><td>1 GiB</td><td>2 %</td></tr>";
-  box.innerHTML = `<table class="gpu-processes">${row.repeat(3)}</table>`;
-  return [before, card.offsetHeight];
+  const row = document.querySelector(".b-row"), before = row.offsetHeight;
+  const owner = '<a class="owner u1 s1">gpucoord-models</a><span class="muted">×12</span>';
+  row.querySelector(".b-state").innerHTML = `<span class="badge">in use by owner</span>
+    <a class="chip warning">outside the queue</a>`;
+  row.querySelector(".b-who").innerHTML = `<span class="b-owners">${owner.repeat(3)}</span>
+    <span class="b-work"><a href="#">${"name".repeat(40)}</a> 50 % · ends ~10:30</span>`;
+  return [before, row.offsetHeight];
 }"""
 
 
@@ -197,8 +193,11 @@ def test_a_long_headline_takes_no_more_room(size: ViewportSize, open_page: Open)
     assert after == before
 
 
-def test_notes_and_three_processes_leave_a_card_its_height(open_page: Open) -> None:
-    before, after = open_page("/").evaluate(CROWDED)
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["desktop", "phone"])
+def test_an_incident_and_three_owners_leave_a_row_its_height(
+    size: ViewportSize, open_page: Open
+) -> None:
+    before, after = open_page("/", size=size).evaluate(CROWDED)
 
     assert after == before
 

@@ -50,16 +50,12 @@ PATHS = [
 ]
 
 TWO_OWNERS = """() => {
-  const line = `<div class="gpu-line"><span class="l-name">10</span>
-    <span class="l-state"><span class="badge">in use</span></span>
-    <span class="l-bar"><svg class="bar"></svg><span>88 %</span></span>
-    <span class="l-bar l-memory"><svg class="bar"></svg><span>69.9 GiB</span></span>
-    <span class="l-power"></span><span class="l-temperature"></span><span class="l-spark"></span>
-    <span class="l-who"><a class="chip warning">heavy use</a>
-    <a class="owner u1 s1">gpucoord-models</a><a class="owner u2 s2">charlotte</a></span></div>`;
-  const box = document.querySelector("#gpus");
-  box.innerHTML = `<div class="card flush gpu-lines">${line}</div>`;
-  return [...box.querySelectorAll(".owner")].map((each) => each.getBoundingClientRect().width);
+  const row = document.querySelector(".b-row"), board = document.querySelector(".board");
+  board.classList.add("many");
+  row.querySelector(".b-who").innerHTML = `<span class="b-owners">
+    <a class="owner u1 s1">gpucoord-models</a><a class="owner u2 s2">charlotte</a></span>
+    <span class="b-work">${"name".repeat(40)}</span>`;
+  return [...row.querySelectorAll(".owner")].map((each) => each.getBoundingClientRect().width);
 }"""
 
 
@@ -236,7 +232,7 @@ def test_the_gpus_of_an_incident_wrap_on_a_phone(open_page: Open) -> None:
     assert wider <= 0
 
 
-def test_a_line_of_a_gpu_on_a_phone_keeps_the_names_of_two_owners(open_page: Open) -> None:
+def test_a_row_of_many_gpus_on_a_phone_keeps_the_names_of_two_owners(open_page: Open) -> None:
     page = open_page("/", size=PHONE)
     widths = page.evaluate(TWO_OWNERS)
 

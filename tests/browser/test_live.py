@@ -3,9 +3,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, StorageState, expect
 
 from tests.browser.conftest import GPU_0, Open
+from tests.processes.service import Service
 
 pytestmark = pytest.mark.browser
 # Of the simulated server's eight GPUs, one is lost for a minute now and then.
@@ -21,7 +22,7 @@ def test_the_dashboard_changes_by_itself(open_page: Open) -> None:
     connection = page.locator("#connection")
     expect(connection).to_have_text(re.compile(r"live · \d\d:\d\d:\d\d"))
     stamp = connection.inner_text()
-    figures = "[data-live^='g:'] [data-v='2']"
+    figures = "[data-live^='g:'] [data-v='0']"
     before = page.locator(figures).all_inner_texts()
 
     page.wait_for_function(
@@ -39,9 +40,9 @@ def test_a_bar_moves_with_its_figure(open_page: Open) -> None:
     is_live(page)
     page.wait_for_timeout(1500)
     pairs = page.evaluate(
-        """() => [...document.querySelectorAll('.gpu')].map((card) => [
-            Number(card.querySelector("b[data-v='0']").textContent),
-            Number(card.querySelector("svg[data-v='0'] rect")?.getAttribute("width"))])
+        """() => [...document.querySelectorAll('.b-row')].map((row) => [
+            Number(row.querySelector("b[data-v='0']").textContent),
+            Number(row.querySelector("svg[data-v='0'] rect")?.getAttribute("width"))])
             .filter(([figure]) => !Number.isNaN(figure))"""
     )
 
@@ -113,28 +114,61 @@ def test_the_mode_follows_on_a_page_without_figures(open_page: Open) -> None:
         expect(mode).to_have_text(shown, timeout=20_000)
 
 
-# The message of the server when the order of the GPUs changes: the last one comes first.
-SEND_ANOTHER_ORDER = """() => {
+# The message of the server that brings the whole board anew.
+SEND_BOARD = """() => {
   const section = document.getElementById("gpus").cloneNode(true);
-  const list = section.querySelector(".grid");
-  list.prepend(list.lastElementChild);
+  for (const part of section.querySelectorAll("details")) part.removeAttribute("open");
+  for (const part of section.querySelectorAll(".b-detail > div")) part.textContent = "";
   return htmx.swap({
     text: `<hx-partial hx-target="[id=gpus]" hx-swap="outerMorph">`
       + `${section.outerHTML}</hx-partial>`,
     sourceElement: document.body, target: document.body, swap: "none", request: {},
   });
 }"""
+DETAIL_0 = ".b-gpu:has([data-gpu-row='0']) .b-detail"
 
 
-def test_the_gpus_change_places_only_when_the_pointer_is_elsewhere(open_page: Open) -> None:
+def test_the_detail_of_a_gpu_opens_below_its_row_and_survives_updates(open_page: Open) -> None:
     page = open_page("/")
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-    order = "[...document.querySelector('#gpus .grid').children].map((card) => card.id)"
-    page.locator(".gpu").first.hover()
-    before = page.evaluate(order)
-    page.evaluate(SEND_ANOTHER_ORDER)
+    is_live(page)
+    detail = page.locator(DETAIL_0)
+    expect(detail).to_be_hidden()
+    page.get_by_label("Details of GPU 0").click()
+    expect(detail.locator(".gpu-figures").first).to_be_visible()
+    page.evaluate(SEND_BOARD)
     page.wait_for_timeout(300)
-    assert page.evaluate(order) == before
 
-    page.mouse.move(2, 2)
-    expect(page.locator(".gpu").first).to_have_attribute("id", before[-1])
+    expect(detail.locator(".gpu-figures").first).to_be_visible()
+    page.get_by_label("Details of GPU 0").click()
+    page.evaluate(SEND_BOARD)
+    expect(detail).to_be_hidden()
+
+
+def test_without_javascript_a_row_opens_and_leads_to_the_page_of_its_gpu(
+    chromium: Browser, service: Service, session: StorageState
+) -> None:
+    with chromium.new_context(
+        base_url=service.address, java_script_enabled=False, storage_state=session
+    ) as context:
+        page = context.new_page()
+        page.goto("/")
+        page.get_by_label("Details of GPU 0").click()
+        page.get_by_role("link", name="The page of GPU 0").click()
+        page.wait_for_url("**/gpus/**")
+
+
+def test_a_filter_of_the_board_stays_in_the_address(open_page: Open) -> None:
+    page = open_page("/")
+    # Few GPUs need no filter.
+    expect(page.locator(".b-filter")).to_be_hidden()
+    page.evaluate("document.querySelector('.board').classList.add('many')")
+    rows = page.locator(".b-row")
+    shown = rows.count()
+    page.locator(".b-filter").get_by_role("link", name="Free").click()
+    expect(page).to_have_url(re.compile(r"\?show=free$"))
+    free = page.locator(".b-cells[data-free]").count()
+
+    assert page.locator(".b-row:visible").count() in (free - 1, free, free + 1)
+    assert free < shown
+    page.reload()
+    expect(page.locator("#board")).to_have_attribute("data-show", "free")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Open
-from tests.browser.test_live import SEND_ANOTHER_ORDER, is_live
+from tests.browser.test_live import SEND_BOARD, is_live
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 # Nothing that is loaded once is counted, such as compiled code.
@@ -47,16 +47,13 @@ def memory(page: Page) -> Memory:
 def test_an_update_leaves_no_nodes_behind(open_page: Open) -> None:
     page = open_page("/")
     is_live(page)
-    page.evaluate(SEND_ANOTHER_ORDER)
-    expect(page.locator(".gpu").first).to_be_visible()
-    before = page.locator("#gpus").evaluate(
-        "(gpus) => gpus.querySelector('.grid').childNodes.length"
-    )
+    page.evaluate(SEND_BOARD)
+    expect(page.locator(".b-row").first).to_be_visible()
+    count = "(gpus) => gpus.querySelector('.tl-rows').childNodes.length"
+    before = page.locator("#gpus").evaluate(count)
     for _ in range(20):
-        page.evaluate(SEND_ANOTHER_ORDER)
-    after = page.locator("#gpus").evaluate(
-        "(gpus) => gpus.querySelector('.grid').childNodes.length"
-    )
+        page.evaluate(SEND_BOARD)
+    after = page.locator("#gpus").evaluate(count)
 
     assert after == before
 

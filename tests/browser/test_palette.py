@@ -47,6 +47,6 @@ def test_g_and_a_letter_go_to_a_page(open_page: Open) -> None:
 def test_the_wall_display_shows_figures_without_the_menu(open_page: Open) -> None:
     page = open_page("/?kiosk=1")
 
-    expect(page.locator(".gpu").first).to_be_visible()
+    expect(page.locator(".b-row").first).to_be_visible()
     expect(page.locator(".nav")).not_to_be_visible()
     expect(page.locator("#connection")).to_be_visible()

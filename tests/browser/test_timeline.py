@@ -37,7 +37,8 @@ def test_a_bar_names_its_job_and_links_to_it(open_page: Open) -> None:
     def names_its_job() -> bool:
         page.mouse.move(0, 0)
         bar.hover(force=True)
-        return bool(re.search("GPU.*from ", page.locator(".tl-said").inner_text(), re.S))
+        said = page.locator(".tl-said")
+        return said.count() == 1 and bool(re.search("GPU.*from ", said.inner_text(), re.S))
 
     wait_until(names_its_job, 30, "the name of the bar's job")
     bar.click(force=True)
@@ -148,16 +149,16 @@ def test_an_update_of_all_rows_keeps_the_focused_bar_and_what_is_said_about_it(
     address = bar.get_attribute("href")
 
     # An update takes the mark away, and would take the focus with a bar that it moves.
-    page.evaluate("document.querySelector('.tl-said').dataset.mark = ''")
+    page.evaluate("document.querySelector('.tl-hint').dataset.mark = ''")
     page.evaluate("document.body.dispatchEvent(new Event('reconnected'))")
-    expect(page.locator(".tl-said[data-mark]")).to_have_count(0)
+    expect(page.locator(".tl-hint[data-mark]")).to_have_count(0)
 
     expect(said).to_have_text(words)
     expect(bar).to_have_attribute("href", address or "")
 
 
 def test_a_row_with_four_lanes_has_room_for_their_names(open_page: Open) -> None:
-    page = open_page("/")
+    page = open_page("/timeline/")
     heights = page.evaluate(
         """() => [...document.querySelectorAll(".tl-row")].slice(0, 1).map((row) => {
           row.classList.add("tall");
@@ -187,3 +188,41 @@ def test_an_update_of_another_part_leaves_the_timeline_alone(open_page: Open) ->
     assert page.evaluate(changes, False) == 0
     assert page.evaluate(changes, True) > 0
     expect(plots.first).to_have_attribute("data-placed", "")
+
+
+def test_the_readout_stands_at_the_pointer_and_leaves_with_it(open_page: Open) -> None:
+    page = open_page("/")
+    bar = page.locator(".board .tl-link .body").first
+    expect(bar).to_be_attached()
+
+    def told_at() -> float | None:
+        """How far the readout is from the pointer."""
+        page.mouse.move(0, 0)
+        bar.hover(force=True)
+        box, said = bar.bounding_box(), page.locator(".tl-said").bounding_box()
+        if box is None or said is None:
+            return None
+        return abs(said["y"] - (box["y"] + box["height"] / 2))
+
+    wait_until(lambda: (told_at() or 999) < 80, 30, "the readout at the pointer")
+    page.mouse.move(1, 1)
+    expect(page.locator(".tl-said")).to_have_count(0)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_bars_have_names_where_they_are_12_pixels_high(many: bool, open_page: Open) -> None:
+    page = open_page("/")
+    rows = page.evaluate(
+        """(many) => {
+          document.querySelector(".board").classList.toggle("many", many);
+          const row = document.querySelector(".board .tl-row");
+          return [1, 2, 3, 4].map((lanes) => {
+            row.className = `tl-row lanes-${lanes}`;
+            const names = row.querySelector(".tl-labels");
+            return [row.querySelector(".tl-plot").clientHeight / lanes, names.checkVisibility()];
+          });
+        }""",
+        many,
+    )
+
+    assert all(is_shown == (height >= 12) for height, is_shown in rows)

@@ -126,7 +126,7 @@ def test_no_page_has_an_element_of_a_user(
 @pytest.mark.usefixtures("box")
 def test_no_live_frame_has_an_element_of_a_user() -> None:
     topics = [DASHBOARD, PROCESSES, f"gpu:{gpu_uuid()}"]
-    frame = Renderer(lambda uuids, now: {}).whole(snapshots.newest_all(), topics, timezone.now())
+    frame = Renderer().whole(snapshots.newest_all(), topics, timezone.now())
     for topic in topics:
         message = json.loads(frame.message(topic, 0, NOW.timestamp()) or "")
         check(message["content"])

@@ -8,13 +8,8 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.live import regions, sparklines
+from monitor.pages.live import regions
 from tests.builders import GIB, NOW, gpu, process, snapshot
-
-
-@pytest.fixture(autouse=True)
-def _fresh_sparklines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparklines.sparks, "_drawn", {})
 
 
 @pytest.fixture

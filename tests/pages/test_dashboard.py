@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from tests.pages.conftest import crowd
 pytestmark = pytest.mark.usefixtures("only_events")
 Browse = Callable[[User], Client]
 Seen = Callable[..., Snapshot]
+DETAIL = f"/gpus/{gpu_uuid(0)}/card/"
 
 
 def page(client: Client, path: str = "/") -> str:
@@ -44,7 +46,7 @@ def test_it_names_the_user_whom_jobs_yield_to(alice: User, as_user: Browse, seen
     )
     seen(2, owners=(owner,))
 
-    for path in ("/", f"/gpus/{gpu_uuid(0)}/"):
+    for path in (DETAIL, f"/gpus/{gpu_uuid(0)}/"):
         assert "’s <b>blender</b> has used this GPU since" in page(as_user(alice), path)
     assert "has used this GPU since" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
     here, nobody = (gpu["guest"] for gpu in as_user(alice).get("/api/gpus/").json()["gpus"])
@@ -58,27 +60,35 @@ def test_it_says_that_it_waits_before_the_first_reading(alice: User, as_user: Br
     assert "Waiting for the first reading" in html
 
 
-def test_it_shows_a_card_for_each_of_eight_gpus(alice: User, as_user: Browse, seen: Seen) -> None:
-    seen(8, crowd(8, 20))
+@pytest.mark.parametrize("count", [8, 64])
+def test_it_shows_a_row_for_each_gpu_in_the_order_of_their_numbers(
+    count: int, alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(count, crowd(count, 20))
     html = page(as_user(alice))
 
-    assert html.count('class="card gpu"') == 8
-    assert "8 of 8 GPUs healthy" in html
+    assert re.findall(r'data-gpu-row="(\d+)"', html) == [str(i) for i in range(count)]
+    assert f"{count} of {count} GPUs healthy" in html
 
 
-def test_it_shows_64_gpus_a_line_each(alice: User, as_user: Browse, seen: Seen) -> None:
-    seen(64, crowd(64, 500))
-    html = page(as_user(alice))
+@pytest.mark.parametrize(
+    ("query", "shown"), [("", "all"), ("?show=free", "free"), ("?show=x", "all")]
+)
+def test_the_address_keeps_the_filter_of_the_board(
+    query: str, shown: str, alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(20)
 
-    assert html.count('class="gpu-line"') == 64
-    assert 'class="card gpu"' not in html
+    html = page(as_user(alice), f"/{query}")
+
+    assert f'id="board" data-show="{shown}" data-viewer="alice"' in html
 
 
 def test_it_shows_who_is_on_a_gpu_with_program_memory_and_share(
     alice: User, as_user: Browse, seen: Seen
 ) -> None:
     seen(1, [process(user="bob", program="vllm", memory_bytes=12 * GIB, sm_pct=34.0)])
-    html = page(as_user(alice))
+    html = page(as_user(alice), DETAIL)
 
     assert ">bob</a>" in html
     assert "vllm" in html
@@ -91,17 +101,27 @@ def test_it_shows_no_command_line_not_even_to_an_operator(
 ) -> None:
     seen(1, [process(command=("python", "--token=s3cret"))])
 
-    assert "s3cret" not in page(as_user(root))
+    for path in ("/", DETAIL):
+        assert "s3cret" not in page(as_user(root), path)
 
 
 def test_it_says_who_is_unknown_instead_of_guessing(
     alice: User, as_user: Browse, seen: Seen
 ) -> None:
     seen(1, [process(user=None, program=None, sm_pct=None)])
-    html = page(as_user(alice))
+    html = page(as_user(alice), DETAIL)
 
     assert "Owner unknown" in html
     assert 'class="unknown" data-v="1"' in html
+
+
+def test_there_is_no_detail_of_an_unknown_gpu_nor_for_a_stranger(
+    alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1)
+
+    assert as_user(alice).get("/gpus/GPU-unknown/card/").status_code == 404
+    assert Client().get(DETAIL).status_code == 302
 
 
 def test_it_says_what_is_missing_without_a_driver(alice: User, as_user: Browse, seen: Seen) -> None:
@@ -112,7 +132,7 @@ def test_it_says_what_is_missing_without_a_driver(alice: User, as_user: Browse, 
     assert "No NVIDIA driver was found." in html
     assert "apt install nvidia-driver" in html
     # The host is shown all the same.
-    assert 'id="host-gpubox"' in html
+    assert 'id="line-gpubox"' in html
 
 
 def test_the_idle_time_of_a_gpu_is_on_its_card_and_in_rest(alice: User, as_user: Browse) -> None:
@@ -120,7 +140,7 @@ def test_the_idle_time_of_a_gpu_is_on_its_card_and_in_rest(alice: User, as_user:
     held = gpu(0, state=GpuState.EXTERNAL, state_since=NOW, idle_since=since)
     snapshots.record(snapshot([held, gpu(1, state=GpuState.IDLE, utilization_pct=None)]))
 
-    assert "idle for" in page(as_user(alice))
+    assert "idle for" in page(as_user(alice), DETAIL)
     lines = as_user(alice).get("/api/gpus/").json()["gpus"]
     assert [line["idle_seconds"] for line in lines] == [420.0, None]
 

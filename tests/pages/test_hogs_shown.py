@@ -27,18 +27,28 @@ def _seen() -> None:
     snapshots.record(snapshot(2, [busy], at=timezone.now()))
 
 
-def test_a_hog_has_its_badge_on_the_process_and_on_the_gpu(alice: User, as_user: AsUser) -> None:
+def row_of(html: str, index: int) -> str:
+    return html.split(f'data-gpu-row="{index}"')[1].split("b-detail")[0]
+
+
+def test_a_hog_has_its_badge_in_the_row_of_its_gpu_and_on_the_process(
+    alice: User, as_user: AsUser
+) -> None:
     row = made(gpu_id=gpu_uuid(1), pid=PID)
     html = get(as_user(alice), "/")
-    card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
-    assert card.count(f'href="/incidents/{row.pk}/"') == 2
-    assert "others wait" in card
+    detail = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/card/")
+    assert f'href="/incidents/{row.pk}/"' in row_of(html, 1)
+    assert f'href="/incidents/{row.pk}/"' not in row_of(html, 0)
+    assert detail.count(f'href="/incidents/{row.pk}/"') == 2
+    assert "others wait" in detail
 
 
-def test_a_gpu_with_a_hog_comes_first(alice: User, as_user: AsUser) -> None:
+def test_a_gpu_with_a_hog_keeps_its_place(alice: User, as_user: AsUser) -> None:
     made(gpu_id=gpu_uuid(1), pid=PID)
     html = get(as_user(alice), "/")
-    assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
+    assert html.index(f'id="gpu-{gpu_uuid(0)}"') < html.index(f'id="gpu-{gpu_uuid(1)}"')
+    assert " data-trouble" in row_of(html, 1)
+    assert " data-trouble" not in row_of(html, 0)
 
 
 def test_the_page_of_a_gpu_names_its_hog(alice: User, as_user: AsUser) -> None:
@@ -81,27 +91,26 @@ def test_tables_of_processes_have_the_badge_too(path: str, alice: User, as_user:
     assert f'<a class="chip warning" href="/incidents/{row.pk}/"' in get(as_user(alice), path)
 
 
-def test_the_gpu_with_idle_memory_comes_first_and_its_process_shows_for_how_long(
+def test_memory_held_idle_shows_for_how_long_in_the_row_and_on_its_process(
     alice: User, as_user: AsUser
 ) -> None:
     since = timezone.now() - timedelta(hours=3, minutes=44)
     made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID, since_at=since, waited_s=5000, waited_jobs=1)
     html = get(as_user(alice), "/")
-    card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
-    row = card.split("<table")[1]
-    assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
-    assert "3 h</time>" in row
+    process = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/card/").split("<table")[1]
+    assert "3 h</time>" in row_of(html, 1)
+    assert "3 h</time>" in process
     assert "Memory held idle on GPU 1: others wait" in html
 
 
 def test_a_harmless_incident_has_a_neutral_shape(alice: User, as_user: AsUser) -> None:
     made(gpu_id=gpu_uuid(1), pid=PID, severity="info", hog_spans=[])
     html = get(as_user(alice), "/")
-    card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
+    detail = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/card/")
     region = html.split('id="region-incidents"')[1].split("</section>")[0]
-    assert "heavy use" in card
-    assert "no job waits" in card
-    assert 'data-shape="ok"' not in card + region
+    assert "heavy use" in row_of(html, 1)
+    assert "no job waits" in detail
+    assert 'data-shape="ok"' not in row_of(html, 1) + detail + region
     assert 'data-shape="idle">1 open incident<' in html
 
 

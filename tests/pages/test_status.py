@@ -232,9 +232,9 @@ def test_it_shows_resource_limits_and_their_origin(alice: User, as_user: AsUser)
     assert "8.00 GiB of 512 GiB memory" in page
     assert "pod limit" in page
     assert "NVIDIA_VISIBLE_DEVICES" in page
-    dashboard = as_user(alice).get("/").content.decode()
-    assert "2.5 of 64 CPUs" in dashboard
-    assert "Limited by pod limit" in dashboard
+    of_host = as_user(alice).get("/hosts/gpubox/").content.decode()
+    assert "2.5 of 64 CPUs" in of_host
+    assert "Limited by pod limit" in of_host
 
 
 def test_it_shows_the_duration_of_nvml_calls(alice: User, as_user: AsUser, ticking: None) -> None:

@@ -85,7 +85,7 @@ def test_only_the_row_of_a_changed_gpu_is_sent_again(
     alice: User, seen: Callable[..., Snapshot]
 ) -> None:
     seen(3)
-    renderer = Renderer(lambda uuids, at: {})
+    renderer = Renderer()
     first = renderer.whole((), [TOPIC], LATER)
     jobs_made.running(alice, on=(2,))
     pages.forget()
@@ -103,7 +103,7 @@ def test_pages_that_do_not_show_it_do_not_load_it(
     seen(1)
     loaded = []
     monkeypatch.setattr(pages, "_shown", loaded.append)
-    renderer = Renderer(lambda uuids, at: {})
+    renderer = Renderer()
     renderer.whole(snapshots.newest_all(), ["processes"], NOW)
 
     assert loaded == []

@@ -1,4 +1,4 @@
-"""The dashboard's cards: one for each GPU of a snapshot.
+"""Each GPU of a snapshot as the dashboard shows it: its row, and the detail that opens below.
 
 Equal cards have the same HTML structure. Figures that change each second are not compared: they
 travel as values, and the browser writes them into the page.
@@ -18,12 +18,10 @@ from monitor.facts.presence import OwnerReading
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.gpus.policy import use_split
 from monitor.gpus.policy.use_split import UseSplit
-from monitor.incidents.facts import HARMLESS, NONE, Badge, Badges, Rank
+from monitor.incidents.facts import NONE, Badge, Badges
 
-# Above this number of GPUs, each GPU gets a line instead of a card.
-MOST_CARDS = 16
 ROWS_ON_CARD = 5
-OWNERS_ON_LINE = 2
+OWNERS_ON_ROW = 3
 
 # State -> (word, shape of its badge)
 STATES: dict[GpuState, tuple[str, str]] = {
@@ -40,7 +38,7 @@ STATES: dict[GpuState, tuple[str, str]] = {
     GpuState.FAILING: ("failing", "failing"),
     GpuState.LOST: ("lost", "failing"),
 }
-# Shorter words for lines.
+# Shorter words for rows.
 SHORT_WORDS = {
     GpuState.BOOTING_SCRIPT: "starting",
     GpuState.BOOTING_LLM: "starting",
@@ -164,9 +162,9 @@ class Card:
         return self.state is GpuState.THROTTLED
 
     @property
-    def harm(self) -> Rank:
-        """Rank of the worst incident; greater is worse."""
-        return HARMLESS if self.incident is None else self.incident.rank
+    def needs_attention(self) -> bool:
+        """Whether it is in trouble, or an incident on it does harm."""
+        return self.trouble or self.is_silent or bool(self.incident and self.incident.is_warning)
 
     @property
     def is_free(self) -> bool:
@@ -193,11 +191,11 @@ class Card:
 
     @property
     def first_owners(self) -> tuple[tuple[str | None, int], ...]:
-        return self.owners[:OWNERS_ON_LINE]
+        return self.owners[:OWNERS_ON_ROW]
 
     @property
     def further_owners(self) -> tuple[tuple[str | None, int], ...]:
-        return self.owners[OWNERS_ON_LINE:]
+        return self.owners[OWNERS_ON_ROW:]
 
     @property
     def values(self) -> Values:
@@ -217,7 +215,7 @@ def cards(
     tasks: GpuTasks = NO_TASKS,
     silent: Collection[str] = (),
 ) -> list[Card]:
-    """A card per GPU: failing GPUs first, then by the worst incident, then by host and index.
+    """A card per GPU, by host and index.
 
     silent: hosts without contact.
     """
@@ -235,12 +233,7 @@ def cards(
         ]
     if silent:
         all_cards = [replace(card, is_silent=card.host in silent) for card in all_cards]
-    return sorted(all_cards, key=_worst_first)
-
-
-def _worst_first(card: Card) -> tuple[bool, int, int, float, str, int]:
-    severity, harm, age = card.harm
-    return not card.trouble, -severity, -harm, -age, card.host, card.index
+    return sorted(all_cards, key=lambda card: (card.host, card.index))
 
 
 def agents_of(tasks: GpuTasks) -> Mapping[str, str]:

@@ -6,7 +6,6 @@ page's own partials in <hx-partial> elements, which htmx morphs into place.
     n, since    the frame's number, and the frame that the message updates (0: complete state)
     t, age      time of the readings (epoch s), and their age when sent (s)
     h, g, p     figures of hosts, GPUs, processes; o: {kind: [id, …]}, the order of each
-    k           sparklines {uuid: [line, area]}
     x           digest of the rows of a page that fetches its table itself
     content     HTML of the changed parts
     problem     why there are no newer readings
@@ -56,12 +55,6 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Sparkline:
-    paths: tuple[str, str]
-    changed_at: int
-
-
-@dataclass(frozen=True, slots=True)
 class Board:
     """The state of one topic. `head`: parts in the head of its pages.
 
@@ -71,7 +64,6 @@ class Board:
     columns: Mapping[str, Column]
     head: Sequence[Part] = ()
     parts: Sequence[Part] = ()
-    sparks: Mapping[str, Sparkline] = field(default_factory=dict)
     digest: str | None = None
     at: float | None = None
 
@@ -118,22 +110,11 @@ class Frame:
         body |= {kind: column.values for kind, column in board.columns.items()}
         optional = {
             "o": {k: c.order for k, c in board.columns.items() if c.changed_at > since},
-            "k": _sparks(board, since, changed),
             "x": board.digest,
             "problem": self.problem,
             "content": "".join(map(_swap, changed)),
         }
         return body | {name: value for name, value in optional.items() if value}
-
-
-def _sparks(board: Board, since: int, changed: Sequence[Part]) -> dict[str, tuple[str, str]]:
-    """Sparklines redrawn since the viewer's frame, or since a card in this message was rendered."""
-    rendered_at = {card.target: card.changed_at for part in changed for card in part.children}
-    return {
-        uuid: spark.paths
-        for uuid, spark in board.sparks.items()
-        if spark.changed_at > rendered_at.get(f"gpu-{uuid}", since)
-    }
 
 
 def _swap(part: Part) -> str:

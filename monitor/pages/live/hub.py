@@ -25,7 +25,6 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.models import LatestSnapshot
-from monitor.pages.live import sparklines
 from monitor.pages.live.frames import Frame
 from monitor.pages.live.rendering import DASHBOARD, Renderer, has_figures
 from monitor.runtime.rows.item_isolation import FaultLog
@@ -74,7 +73,7 @@ class Hub:
         self.frame: Frame | None = None
         self._read = read
         self._seqs = seqs
-        self._renderer = Renderer(sparklines.sparks.get, bookings)
+        self._renderer = Renderer(bookings)
         self._viewers: set[Viewer] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -186,7 +185,7 @@ class Hub:
             is_new = not is_known or not (is_read or self._seqs() == self._shown_seqs)
             if is_new:
                 self._read_for(topics)
-            is_new |= self._renderer.load_regions(self._snapshots, topics, now)
+            is_new |= self._renderer.load_regions(topics, now)
             if is_new:
                 self.publish(self._renderer.frame(self._snapshots, topics, now))
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
@@ -221,20 +221,40 @@ def _line(
     )
 
 
+# Filters of the board: name in the address, words.
+FILTERS = (("all", "All"), ("free", "Free"), ("trouble", "Trouble"), ("mine", "Mine"))
+
+
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
-    renderer = Renderer(sparklines.sparks.get, snapshot_rows.bookings)
+    renderer = Renderer(snapshot_rows.bookings)
     frame = renderer.whole(snapshot_rows.newest_all(), [DASHBOARD], timezone.now())
-    parts = list(frame.boards[DASHBOARD].parts)
-    wide = {region.element_id for region in regions() if region.is_wide}
-    overview = [p for p in parts if not p.target.startswith("region-") or p.target in wide]
-    others = [p for p in parts if p not in overview]
-    right = {region.element_id for region in regions() if region.is_right}
-    columns = [
-        [p for p in others if p.target not in right],
-        [p for p in others if p.target in right],
-    ]
-    return render(request, "monitor/dashboard.html", {"overview": overview, "regions": columns})
+    parts = frame.boards[DASHBOARD].parts
+    placed = {region.element_id: region.is_right for region in regions()}
+    show = request.GET.get("show", "")
+    context = {
+        "overview": [p for p in parts if p.target not in placed],
+        "regions": [[p for p in parts if placed.get(p.target) is side] for side in (False, True)],
+        "filters": FILTERS,
+        "show": show if show in dict(FILTERS) else "all",
+    }
+    return render(request, "monitor/dashboard.html", context)
+
+
+@require_safe
+def gpu_card(request: HttpRequest, uuid: str) -> HttpResponse:
+    """The detail below the row of a GPU, without the rest of a page; the same for all viewers."""
+    bookings = snapshot_rows.bookings()
+    snapshots = [as_booked(s, bookings.claims) for s in snapshot_rows.newest_all()]
+    now = timezone.now()
+    badges, silent = incident_badges.current(now), silent_hosts(snapshots, now)
+    of_gpu = [s for s in snapshots if any(g.uuid == uuid for g in s.gpus)]
+    shown = cards.cards(of_gpu, badges, bookings.tasks, silent)
+    card = next((card for card in shown if card.uuid == uuid), None)
+    if card is None:
+        raise Http404
+    context = {"card": card, "spark": sparklines.draw(uuid, now)}
+    return render(request, "monitor/_card.html", context)
 
 
 @require_safe

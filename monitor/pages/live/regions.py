@@ -17,12 +17,16 @@ def whole_context(context: Context) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A part of a region that is pushed alone when its facts change."""
+    """A part of a region that is pushed alone when its facts change.
+
+    gpu_uuid: the GPU in whose row of the board it stands.
+    """
 
     element_id: str
     facts: object
     template: str
     context: Context
+    gpu_uuid: str = ""
 
 
 def no_children(_context: Context) -> Sequence[Child]:
@@ -38,9 +42,9 @@ class Region:
     A lower `place` comes first. Ages belong in the browser ({% ago %}). The template of a region
     in the head contains its element. A context may contain `badges` for cards and tables, and
     for the headline `waiting_jobs` and `startable_jobs`, those that an idle GPU could start.
-    is_wide: it gets the whole width of the page. is_right: it is in the right column of a wide
-    window. A region with `children` is loaded only where it is shown; its template has
-    {{ children|safe }} in their place.
+    is_right: it is in the right column of a wide window. A region with `children` is loaded only
+    where it is shown; its template has {{ children|safe }} in their place. With a `row_layer`,
+    a template for the layer behind the rows, the dashboard shows each child in the row of its GPU.
     """
 
     name: str
@@ -49,8 +53,8 @@ class Region:
     version: Callable[[Context], object] = whole_context
     place: int = 50
     in_head: bool = False
-    is_wide: bool = False
     is_right: bool = False
+    row_layer: str = ""
     children: Callable[[Context], Sequence[Child]] = no_children
 
     @property

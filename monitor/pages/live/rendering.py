@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.template.loader import render_to_string
@@ -14,23 +16,22 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import NONE, Badges
-from monitor.pages.live import cards, headline, host_strips
-from monitor.pages.live.cards import MOST_CARDS, Card, ProcessRow
-from monitor.pages.live.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
+from monitor.pages.live import board, cards, headline, host_strips
+from monitor.pages.live.cards import Card, ProcessRow
+from monitor.pages.live.frames import CHILDREN, Board, Column, Frame, Part
 from monitor.pages.live.host_strips import HostStrip
-from monitor.pages.live.lines import gpu_line
 from monitor.pages.live.regions import Child, Region, no_children, regions
 from monitor.pages.live.silence import NO_HOSTS, oldest_in_contact, silent_hosts
-from monitor.pages.live.sparklines import SparklinePath
 
 logger = logging.getLogger(__name__)
 
+# Rows of more GPUs are lower.
+MANY_GPUS = 16
 DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
 # Topic of pages without figures: only the head is live.
 HEAD = "head"
 # Topic of a page that shows one region alone.
 REGION_PREFIX = "region:"
-SparkSource = Callable[[Iterable[str], datetime], dict[str, SparklinePath]]
 
 
 def process_rows(
@@ -76,15 +77,25 @@ def _is_shown(region: Region, topics: Collection[str]) -> bool:
     return DASHBOARD in topics or f"{REGION_PREFIX}{region.name}" in topics
 
 
+@dataclass(frozen=True, slots=True)
+class RowLayer:
+    """A region whose children stand in the rows of the board, by GPU. target "": there is none."""
+
+    target: str = ""
+    template: str = ""
+    version: object = None
+    context: dict[str, Any] = field(default_factory=dict)
+    children: dict[str, Part] = field(default_factory=dict)
+
+
 class Renderer:
     """Makes frames one after the other and reuses the unchanged parts of the last one.
 
-    Readings are rendered from snapshots. Badges, regions and sparklines need database queries:
-    `load_regions` reads them, and frames use its last result.
+    Readings are rendered from snapshots. Badges and regions need database queries: `load_regions`
+    reads them, and frames use its last result.
     """
 
-    def __init__(self, sparks: SparkSource, load: Callable[[], Bookings] = Bookings) -> None:
-        self._sparks = sparks
+    def __init__(self, load: Callable[[], Bookings] = Bookings) -> None:
         self._load_bookings = load
         self._badges = NONE
         self._bookings = Bookings()
@@ -93,13 +104,13 @@ class Renderer:
         self._n = 1
         self._parts: dict[str, tuple[object, Part]] = {}
         self._columns: dict[tuple[str, str], Column] = {}
-        self._drawn: dict[str, Sparkline] = {}
         self._head: list[Part] = []
         self._regions: list[Part] = []
+        self._layer = RowLayer()
 
     def whole(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
         """The next frame with freshly loaded regions."""
-        self.load_regions(snapshots, topics, now)
+        self.load_regions(topics, now)
         return self.frame(snapshots, topics, now)
 
     def frame(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
@@ -111,19 +122,13 @@ class Renderer:
         self._n += 1
         return Frame(self._n - 1, at, boards)
 
-    def load_regions(
-        self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime
-    ) -> bool:
-        """Load regions, badges and sparklines. True: they need a frame of their own.
-
-        Redrawn sparklines alone do not: they travel with the next reading.
-        """
+    def load_regions(self, topics: Collection[str], now: datetime) -> bool:
+        """Load regions and badges. True: they need a frame of their own."""
         before = self._shown_elsewhere
         self._head = self._load(regions(in_head=True), now)
         if set(topics) != {HEAD}:
             self._regions = self._load((r for r in regions() if _is_shown(r, topics)), now)
             self._bookings = self._load_bookings()
-            self._draw([gpu.uuid for s in snapshots for gpu in s.gpus], now)
         return before != self._shown_elsewhere
 
     @property
@@ -160,7 +165,7 @@ class Renderer:
         silent = silent_hosts(snapshots, now)
         shown = cards.cards(snapshots, self._badges, self._bookings.tasks, silent)
         strips = host_strips.strips(snapshots, silent)
-        rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
+        rows = [row for card in shown for row in card.rows]
         return Board(
             columns={
                 "h": self._column(DASHBOARD, "h", [(s.name, s.values) for s in strips]),
@@ -170,11 +175,9 @@ class Renderer:
             head=self._head,
             parts=[
                 self._summary(snapshots, shown, now),
-                self._hosts(strips, now),
-                self._gpus(snapshots, shown, now),
-                *self._regions,
+                self._gpus(snapshots, shown, strips, now),
+                *(part for part in self._regions if part.target != self._layer.target),
             ],
-            sparks=self._drawn,
             at=oldest_in_contact(snapshots, silent),
         )
 
@@ -183,40 +186,48 @@ class Renderer:
         facts = headline.summary(snapshots, shown, now, self._badges, queue)
         return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
 
-    def _hosts(self, strips: Sequence[HostStrip], now: datetime) -> Part:
-        context = {"strips": strips, "several": len(strips) > 1, "now": now}
-        return self._part("hosts", tuple(strips), "monitor/_hosts.html", context)
-
-    def _gpus(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
-        """All cards. A changed card travels alone, unless cards were added, removed or moved."""
-        lines, several = len(shown) > MOST_CARDS, len(snapshots) > 1
-        draw = self._line if lines else self._card
-        children = tuple(draw(card, several, now) for card in shown)
+    def _gpus(
+        self,
+        snapshots: Sequence[Snapshot],
+        shown: Sequence[Card],
+        strips: Sequence[HostStrip],
+        now: datetime,
+    ) -> Part:
+        """The board: a row for each GPU, below the line of its host. Changed cells travel alone."""
+        several = len(strips) > 1
+        children: list[Part] = []
+        for strip in strips:
+            children.append(self._host_line(strip))
+            children += [self._row(c, several=several) for c in shown if c.host == strip.name]
         problems = [(s.host.name, s.problem, s.remedy) for s in snapshots if s.problem]
-        order = [c.uuid for c in shown]
         context = {
-            "lines": lines,
+            "many": len(shown) > MANY_GPUS,
             "several": several,
             "problems": problems,
             "empty": not shown,
             "waiting": not snapshots,
-            "children": CHILDREN,
+            "layer": self._layer.template,
         }
-        part = self._part("gpus", (order, context), "monitor/_gpus.html", context)
-        return Part(part.target, part.html, part.changed_at, children)
+        order = [child.target for child in children]
+        facts = (order, context, self._layer.version)
+        more = {**self._layer.context, "now": now, "children": CHILDREN}
+        part = self._part("gpus", facts, "monitor/_gpus.html", {**more, **context})
+        return replace(part, children=tuple(children))
 
-    def _card(self, card: Card, several: bool, now: datetime) -> Part:
-        context = {"card": card, "spark": self._paths(card), "several": several, "now": now}
-        return self._part(card.element_id, (card, False), "monitor/_card.html", context)
+    def _host_line(self, strip: HostStrip) -> Part:
+        return self._part(f"line-{strip.name}", strip, "monitor/_host_line.html", {"host": strip})
 
-    def _line(self, card: Card, several: bool, _now: datetime) -> Part:
-        facts = (card, True)
-        previous = self._parts.get(card.element_id)
-        if previous and previous[0] == facts:
-            return previous[1]
-        part = Part(card.element_id, gpu_line(card, self._paths(card), several=several), self._n)
-        self._parts[card.element_id] = (facts, part)
-        return part
+    def _row(self, card: Card, *, several: bool) -> Part:
+        """The frame of a row hardly changes, so cells and timeline travel without each other."""
+        timeline = self._layer.children.get(card.uuid)
+        place = (card.host, card.index, several, timeline is None)
+        frame = partial(board.gpu_row, card, several=several)
+        row = self._made(f"row-{card.uuid}", place, frame)
+        cells = self._made(card.element_id, card, partial(board.gpu_cells, card))
+        if timeline is None:
+            return replace(row, children=(cells,))
+        cell = Part(f"time-{card.uuid}", board.timeline_cell(card), row.changed_at, (timeline,))
+        return replace(row, children=(cells, cell))
 
     def _load(self, names: Iterable[Region], now: datetime) -> list[Part]:
         return [part for region in names if (part := self._region(region, now))]
@@ -231,7 +242,12 @@ class Renderer:
             self._startable = context.get("startable_jobs", self._startable)
             context = {**context, "region": region, "now": now}
             template = region.template if region.in_head else "monitor/_region.html"
-            children = tuple(self._child(child, now) for child in region.children(context))
+            entries = region.children(context)
+            children = tuple(self._child(child, now) for child in entries)
+            if region.row_layer:
+                in_rows = {e.gpu_uuid: c for e, c in zip(entries, children, strict=True)}
+                target, layer = region.element_id, region.row_layer
+                self._layer = RowLayer(target, layer, version, context, in_rows)
             whole = self._part(
                 region.element_id, version, template, {**context, "children": CHILDREN}
             )
@@ -247,23 +263,15 @@ class Renderer:
             child.element_id, child.facts, child.template, {**child.context, "now": now}
         )
 
-    def _draw(self, uuids: Sequence[str], now: datetime) -> None:
-        old, self._drawn = self._drawn, {}
-        for uuid, spark in self._sparks(uuids, now).items():
-            paths = (spark.line, spark.area)
-            previous = old.get(uuid)
-            is_same = previous is not None and previous.paths == paths
-            self._drawn[uuid] = previous if previous and is_same else Sparkline(paths, self._n)
-
-    def _paths(self, card: Card) -> tuple[str, str]:
-        drawn = self._drawn.get(card.uuid)
-        return drawn.paths if drawn else ("", "")
-
     def _part(self, target: str, facts: object, template: str, context: dict[str, Any]) -> Part:
+        return self._made(target, facts, lambda: render_to_string(template, context))
+
+    def _made(self, target: str, facts: object, make: Callable[[], str]) -> Part:
+        """The part, made anew if its facts have changed."""
         previous = self._parts.get(target)
         if previous and previous[0] == facts:
             return previous[1]
-        part = Part(target, render_to_string(template, context), self._n)
+        part = Part(target, make(), self._n)
         self._parts[target] = (facts, part)
         return part
 

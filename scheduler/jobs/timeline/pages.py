@@ -1,4 +1,4 @@
-"""The timeline: its page, and its region on the dashboard; the same for all viewers."""
+"""The timeline: its page, and its rows on the dashboard's board; the same for all viewers."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ def children(loaded: Mapping[str, Any]) -> list[Child]:
             (row, shown.many, span.base),
             "scheduler/_timeline_row.html",
             {"row": row} | more,
+            row.gpu.uuid,
         )
         for row in shown.rows
     ]
@@ -187,8 +188,7 @@ REGION = Region(
     "scheduler/_timeline.html",
     load,
     version,
-    place=20,
-    is_wide=True,
+    row_layer="scheduler/_timeline_back.html",
     children=children,
 )
 

@@ -10,11 +10,12 @@ from monitor.pages.live import cards, host_strips
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 
-def test_trouble_comes_first_then_the_index() -> None:
+def test_each_gpu_keeps_its_place_whatever_its_state() -> None:
     state = [GpuState.IDLE, GpuState.EXTERNAL, GpuState.LOST, GpuState.FAILING]
-    shown = cards.cards([snapshot([gpu(i, state=s) for i, s in enumerate(state)])])
+    readings = [gpu(i, state=s) for i, s in enumerate(state)]
+    shown = cards.cards([snapshot(readings[::-1])])
 
-    assert [card.index for card in shown] == [2, 3, 0, 1]
+    assert [card.index for card in shown] == [0, 1, 2, 3]
 
 
 def test_two_cards_are_equal_when_only_figures_moved() -> None:
@@ -100,15 +101,14 @@ def test_a_card_leaves_out_the_maker() -> None:
     assert (card.model, card.name) == ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")
 
 
-def test_the_gpu_with_the_worst_incident_comes_first_whatever_its_rule() -> None:
+def test_a_harmful_incident_needs_attention_but_moves_no_gpu() -> None:
     badges = Badges(
         gpus={
             gpu_uuid(1): Badge("hog", "warning", 1, "", waited_s=60),
             gpu_uuid(2): Badge("heavy use", "info", 2, "", waited_s=900),
-            gpu_uuid(3): Badge("held idle", "warning", 3, "", waited_s=5000),
-            gpu_uuid(4): Badge("orphaned", "error", 4, ""),
         }
     )
-    shown = cards.cards([snapshot(6)], badges)
+    shown = cards.cards([snapshot(3)], badges)
 
-    assert [card.index for card in shown] == [4, 3, 1, 0, 2, 5]
+    assert [card.index for card in shown] == [0, 1, 2]
+    assert [card.needs_attention for card in shown] == [False, True, False]

@@ -67,9 +67,6 @@ def server() -> Server:
 def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub whose ticks the test makes itself."""
     monkeypatch.setattr(regions, "_registered", {})
-    monkeypatch.setattr(
-        "monitor.pages.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
-    )
     hub = Hub(server.read, server.seqs, Bookings)
     monkeypatch.setattr(hub, "start", lambda: None)
     return hub
@@ -368,9 +365,6 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub with its own thread."""
     monkeypatch.setattr(regions, "_registered", {})
-    monkeypatch.setattr(
-        "monitor.pages.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
-    )
     monkeypatch.setattr("monitor.pages.live.hub.close_old_connections", lambda: None)
     return Hub(server.read, server.seqs, Bookings)
 

@@ -19,7 +19,7 @@ from monitor.pages.live import socket as live_socket
 from monitor.pages.live.hub import Hub
 from monitor.pages.live.socket import FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from tests.builders import NOW, snapshot
-from tests.monitor.pages.live.test_hub import SPARK, Server
+from tests.monitor.pages.live.test_hub import Server
 from tests.sockets import MALFORMED_TEXTS, Socket
 
 SESSION = settings.SESSION_COOKIE_NAME
@@ -29,9 +29,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(regions, "_registered", {})
-    monkeypatch.setattr(
-        "monitor.pages.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
-    )
     server = Server()
     hub = Hub(server.read, server.seqs, Bookings)
     monkeypatch.setattr(hub, "start", lambda: None)

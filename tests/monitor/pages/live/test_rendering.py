@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -11,12 +11,11 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.incidents.facts import Badge, Badges
-from monitor.pages.live import regions
+from monitor.pages.live import regions, rendering
 from monitor.pages.live.frames import Frame
-from monitor.pages.live.regions import Region
+from monitor.pages.live.regions import Child, Region
 from monitor.pages.live.rendering import Renderer
-from monitor.pages.live.sparklines import SparklinePath
-from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +23,9 @@ def _no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "_registered", {})
 
 
-class Drawings:
-    """Sparklines that a test changes at will."""
-
-    def __init__(self) -> None:
-        self.line = "M0 0L1 1"
-
-    def __call__(self, uuids: Iterable[str], now: datetime) -> dict[str, SparklinePath]:
-        return {uuid: SparklinePath(self.line, "") for uuid in uuids}
-
-
 @pytest.fixture
 def renderer() -> Renderer:
-    return Renderer(Drawings())
+    return Renderer()
 
 
 def frame(renderer: Renderer, shown: Snapshot, topic: str = "dashboard") -> Frame:
@@ -57,7 +46,7 @@ def test_figures_alone_travel_without_html(renderer: Renderer) -> None:
 
     # Without a listed process, the shares of a busy GPU are unknown.
     assert said["g"] == [[42, 0, 70, 35, None, None]]
-    assert not {"content", "o", "k"} & said.keys()
+    assert not {"content", "o"} & said.keys()
 
 
 def test_eight_gpus_without_processes_take_less_than_330_bytes(renderer: Renderer) -> None:
@@ -76,6 +65,8 @@ def test_only_the_card_that_changed_is_sent(renderer: Renderer) -> None:
 
     assert f'id="gpu-{gpu_uuid(1)}"' in content
     assert f'id="gpu-{gpu_uuid(0)}"' not in content
+    # The frame of the row, with the detail that may be open, stays.
+    assert "row-" not in content
 
 
 def test_a_newcomer_gets_everything(renderer: Renderer) -> None:
@@ -99,25 +90,59 @@ def test_who_missed_frames_gets_all_that_changed_in_them(renderer: Renderer) -> 
     assert f'id="gpu-{gpu_uuid(1)}"' not in content
 
 
-def test_all_cards_are_sent_when_one_moves_to_the_front(renderer: Renderer) -> None:
+def test_a_gpu_in_trouble_stays_in_its_place(renderer: Renderer) -> None:
     first = frame(renderer, snapshot(2))
     second = frame(renderer, snapshot([gpu(0), gpu(1, state=GpuState.LOST)]))
     said = message(second, since=first.n)
 
-    assert said["o"]["g"] == [gpu_uuid(1), gpu_uuid(0)]
-    assert said["content"].index(gpu_uuid(1)) < said["content"].index(gpu_uuid(0))
+    assert "o" not in said
+    assert f'id="gpu-{gpu_uuid(0)}"' not in said["content"]
 
 
-def test_cards_that_move_bring_their_newest_sparklines() -> None:
-    drawings = Drawings()
-    renderer = Renderer(drawings)
-    frame(renderer, snapshot(2))
-    drawings.line = "M0 0L2 2"
-    second = frame(renderer, snapshot(2))
-    third = frame(renderer, snapshot([gpu(0), gpu(1, state=GpuState.LOST)]))
+def test_a_gpu_that_comes_brings_the_whole_board(renderer: Renderer) -> None:
+    first = frame(renderer, snapshot(1))
+    said = message(frame(renderer, snapshot(2)), since=first.n)
 
-    # The lost one's card was rendered just now; the other's HTML is older than its sparkline.
-    assert set(message(third, since=second.n)["k"]) == {gpu_uuid(0)}
+    assert said["o"]["g"] == [gpu_uuid(0), gpu_uuid(1)]
+    assert all(f'id="row-{gpu_uuid(i)}"' in said["content"] for i in range(2))
+
+
+def timeline_of(label: str) -> Region:
+    """A region whose children stand in the rows of the board."""
+
+    def children(context: dict[str, Any]) -> list[Child]:
+        name = {"timeline": f"tl-{gpu_uuid(0)}"}
+        return [Child(name["timeline"], label, "tests/child.html", {"text": label}, gpu_uuid(0))]
+
+    return Region(
+        "timeline",
+        "monitor/_events.html",
+        lambda now: {"events": []},
+        children=children,
+        row_layer="monitor/_no_enter.html",
+    )
+
+
+def test_children_of_a_region_stand_in_the_rows_and_travel_alone(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = rendering.render_to_string
+
+    def stub(template: str, context: dict[str, Any]) -> str:
+        is_child = template == "tests/child.html"
+        return f"<i>{context['text']}</i>" if is_child else render(template, context)
+
+    monkeypatch.setattr(rendering, "render_to_string", stub)
+    regions.register(timeline_of("before"))
+    first = frame(renderer, snapshot(2))
+    regions.register(timeline_of("after"))
+    said = message(frame(renderer, snapshot(2)), since=first.n)
+
+    row = message(first)["content"].split(f'id="row-{gpu_uuid(0)}"')[1].split("b-detail")[0]
+    assert "<i>before</i></div>" in row
+    assert 'id="region-timeline"' not in message(first)["content"]
+    assert said["content"].count("<hx-partial") == 1
+    assert "<i>after</i>" in said["content"]
 
 
 def test_viewers_who_have_the_same_share_one_text(renderer: Renderer) -> None:
@@ -125,17 +150,6 @@ def test_viewers_who_have_the_same_share_one_text(renderer: Renderer) -> None:
     second = frame(renderer, snapshot(8))
 
     assert second.message("dashboard", first.n, 1.0) is second.message("dashboard", first.n, 2.0)
-
-
-def test_a_redrawn_sparkline_travels_alone() -> None:
-    drawings = Drawings()
-    renderer = Renderer(drawings)
-    first = frame(renderer, snapshot(1))
-    drawings.line = "M0 0L2 2"
-    said = message(frame(renderer, snapshot(1)), since=first.n)
-
-    assert said["k"] == {gpu_uuid(0): ["M0 0L2 2", ""]}
-    assert "content" not in said
 
 
 def test_no_command_line_is_ever_in_a_frame(renderer: Renderer) -> None:
@@ -147,11 +161,21 @@ def test_no_command_line_is_ever_in_a_frame(renderer: Renderer) -> None:
         assert "hunter2" not in text
 
 
-def test_more_than_sixteen_gpus_are_a_line_each(renderer: Renderer) -> None:
-    content = message(frame(renderer, snapshot(17)))["content"]
+def test_rows_of_more_than_sixteen_gpus_are_lower(renderer: Renderer) -> None:
+    few = message(frame(renderer, snapshot(16)))["content"]
+    many = message(frame(renderer, snapshot(17)))["content"]
 
-    assert content.count('class="gpu-line"') == 17
-    assert 'class="card gpu"' not in content
+    assert 'tl board"' in few
+    assert 'tl board many"' in many
+    assert many.count("data-gpu-row=") == 17
+
+
+def test_the_rows_of_each_host_stand_below_its_line(renderer: Renderer) -> None:
+    shown = [snapshot(1), replace(snapshot(1), host=host(name="other"))]
+    content = message(renderer.whole(shown, ["dashboard"], NOW))["content"]
+
+    places = re.findall(r'id="line-(\w+)"|data-gpu-row="([\w/]+)"', content)
+    assert [a or b for a, b in places] == ["gpubox", "gpubox/0", "other", "other/0"]
 
 
 def test_a_gpu_page_gets_its_own_figures_only(renderer: Renderer) -> None:
@@ -271,35 +295,13 @@ def test_what_is_around_is_worth_a_frame_when_it_changed(
 ) -> None:
     topics = ["dashboard"]
     first = frame(renderer, snapshot(1))
-    same = renderer.load_regions([snapshot(1)], topics, NOW)
+    same = renderer.load_regions(topics, NOW)
     counter.count = 2
-    other = renderer.load_regions([snapshot(1)], topics, NOW)
+    other = renderer.load_regions(topics, NOW)
     second = renderer.frame([snapshot(1)], topics, NOW)
 
     assert (same, other) == (False, True)
     assert 'id="region-counter"' in message(second, since=first.n)["content"]
-
-
-def test_a_redrawn_sparkline_waits_for_the_next_reading() -> None:
-    drawings = Drawings()
-    renderer = Renderer(drawings)
-    first = frame(renderer, snapshot(1))
-    drawings.line = "M0 0L2 2"
-
-    assert not renderer.load_regions([snapshot(1)], ["dashboard"], NOW)
-    second = renderer.frame([snapshot(1)], ["dashboard"], NOW)
-    assert set(message(second, since=first.n)["k"]) == {gpu_uuid(0)}
-
-
-def test_a_gpu_that_has_just_come_gets_its_sparkline_afterwards(renderer: Renderer) -> None:
-    topics = ["dashboard"]
-    first = frame(renderer, snapshot(1))
-    second = renderer.frame([snapshot(2)], topics, NOW)
-    renderer.load_regions([snapshot(2)], topics, NOW)
-    third = renderer.frame([snapshot(2)], topics, NOW)
-
-    assert f'id="gpu-{gpu_uuid(1)}"' in message(second, since=first.n)["content"]
-    assert set(message(third, since=second.n)["k"]) == {gpu_uuid(1)}
 
 
 def test_a_region_may_bring_the_badges_of_cards(renderer: Renderer) -> None:

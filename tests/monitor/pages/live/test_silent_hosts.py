@@ -40,7 +40,7 @@ def seen(west_at: Any = LAST, gpus: int = 1) -> list[Snapshot]:
 
 
 def message(shown: list[Snapshot], topic: str = "dashboard") -> dict[str, Any]:
-    frame = Renderer(lambda uuids, now: {}).whole(shown, [topic], NOW)
+    frame = Renderer().whole(shown, [topic], NOW)
     text = frame.message(topic, 0, NOW.timestamp())
     assert text is not None
     made: dict[str, Any] = json.loads(text)

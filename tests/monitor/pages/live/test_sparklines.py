@@ -1,42 +1,21 @@
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
+from monitor.models import Sample
 from monitor.pages.live import sparklines
-from monitor.pages.live.sparklines import SparklineCache
-from tests.builders import NOW
+from tests.builders import NOW, gpu_uuid, snapshot
+
+pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The GPUs whose sparkline was drawn, in order."""
-    found: list[str] = []
+def test_it_draws_the_means_of_the_last_hour_and_nothing_without_samples() -> None:
+    from monitor.gpus.snapshot import rows as snapshots
 
-    def draw(uuid: str, now: object) -> sparklines.SparklinePath:
-        found.append(uuid)
-        return sparklines.SparklinePath("", "")
+    snapshots.record(snapshot(1))
+    empty = sparklines.draw(gpu_uuid(1), NOW)
+    Sample.objects.filter(gpu_id=gpu_uuid(0)).update(t=int(NOW.timestamp()) - 600)
+    drawn = sparklines.draw(gpu_uuid(0), NOW)
 
-    monkeypatch.setattr(sparklines, "draw", draw)
-    return found
-
-
-def test_sparklines_are_drawn_once_a_minute_a_few_at_a_time(drawn: list[str]) -> None:
-    sparks, gpus = SparklineCache(), [f"GPU-{i}" for i in range(30)]
-    for second in range(60):
-        sparks.get(gpus, NOW + timedelta(seconds=second))
-    assert sorted(drawn) == sorted(gpus)
-
-    drawn.clear()
-    sparks.get([*gpus, "GPU-new"], NOW + timedelta(seconds=61))
-    assert len(drawn) == 1 + sparklines.SPARKS_AT_ONCE
-
-
-def test_all_sparklines_are_redrawn_after_a_pause(drawn: list[str]) -> None:
-    sparks, gpus = SparklineCache(), [f"GPU-{i}" for i in range(30)]
-    sparks.get(gpus, NOW)
-    drawn.clear()
-    sparks.get(gpus, NOW + timedelta(hours=1))
-
-    assert len(drawn) == 30
+    assert empty.line == ""
+    assert drawn.line.startswith("M")
