@@ -12,6 +12,7 @@ from scheduler.dispatch.steps import preview
 from scheduler.jobs.lifecycle.rows import predictions
 from scheduler.jobs.lifecycle.steps import job_files
 from scheduler.jobs.lifecycle.steps.job_files import Clearer
+from scheduler.submission.batches.steps import folders
 
 
 def predict_starts() -> int:
@@ -21,10 +22,12 @@ def predict_starts() -> int:
 
 
 def clear_files() -> int:
-    """Delete files of jobs of this host whose retention has expired."""
+    """Delete files of jobs and batches of this host whose retention has expired."""
     config = settings.CONFIG
-    job_files.forget(Path(settings.DATA), config.node)
-    clearer = Clearer(config.node, Path(settings.DATA), config.checkpoints)
+    data = Path(settings.DATA)
+    job_files.forget(data, config.node)
+    folders.clear(data, config.checkpoints)
+    clearer = Clearer(config.node, data, config.checkpoints)
     return len(clearer.step(timezone.now()))
 
 

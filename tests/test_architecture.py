@@ -71,6 +71,8 @@ READERS_OF_OWN_JSON = {
     "scheduler.runner.files",
     "scheduler.runner.guardian",
     "scheduler.runner.programs.embed",
+    "scheduler.runner.programs.serve",
+    "scheduler.runner.programs.worker",
     "scheduler.runner.run",
     "scheduler.submission.scripts.policy.validation",
     "scheduler.limits.throttle.rows",

@@ -38,7 +38,8 @@ class ClaimFact:
     `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
     kept until the memory of its processes is free. `holder`: of a lock, its holder in words; of a
     job, the owner's agent that submitted it, "" = none.
-    `phase`: of a model: "booting", "ready", "busy", "sleeping"; "" = unknown.
+    `phase`: of a model: "booting", "ready", "busy", "sleeping"; of a worker of a batch: "booting",
+    "busy"; "" = unknown.
     `task`: the job's name. `script`: the registered script that it runs; "" = another command.
     """
 

@@ -29,6 +29,8 @@ class EvictionReason(StrEnum):
 EVENTS: dict[str, tuple[str, ...]] = {
     "jobs": (
         "BATCH_SUBMITTED",
+        "BATCH_STARTED",
+        "BATCH_PROGRESS",
         "BATCH_ENDED",
         "BATCH_EXCLUSIVE",
         "IDLE_WORK_STARTED",

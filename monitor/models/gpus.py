@@ -91,7 +91,7 @@ class Claim(models.Model):
     memory_bytes = models.BigIntegerField(null=True, blank=True)
     exclusive = models.BooleanField(default=False)
     holder = models.CharField(max_length=200, blank=True)
-    # Of a model: booting, ready, busy or sleeping; "" = unknown.
+    # Of a model: booting, ready, busy or sleeping; of a worker: booting or busy; "" = unknown.
     phase = models.CharField(max_length=8, blank=True)
     task = models.CharField(max_length=120, blank=True)
     script = models.CharField(max_length=64, blank=True)

@@ -45,11 +45,12 @@ class ScriptForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = ScriptDefinition
         fields = (
-            "name", "enabled", "description", "argv", "schema", "gpu", "task_type",
+            "name", "enabled", "description", "argv", "worker", "schema", "gpu", "task_type",
             "item_argument", "gpu_memory_bytes", "usual_s", "time_limit_s",
         )  # fmt: skip
         labels = {
             "argv": "Program and arguments",
+            "worker": "Worker for batches",
             "usual_s": "Usual run time (seconds)",
             "time_limit_s": "Time limit (seconds)",
         }

@@ -65,7 +65,7 @@ def build(guard: Guard) -> Step:
         ModelEvictions(guard, config.node, plan_policy()),
         ModelWakes(guard, config.node, plan_policy()),
         ProgressStep(guard, config.node, specs),
-        BatchStep(guard, config.node),
+        BatchStep(guard, config.node, specs),
         ExclusiveBatches(guard, config.node, plan_policy()),
         LeaderCheck(guard, config.node),
         FormerEngine(guard, config.node, lambda: slurm_step(guard, specs, accepts=False)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 MOST_ITEMS = 100_000
 LONGEST_ITEM = 4096
@@ -25,7 +26,9 @@ class BatchState(StrEnum):
 
 
 class ItemState(StrEnum):
-    """queued: no job yet. assigned: its job waits for a GPU, or starts."""
+    """queued: no job yet. assigned: its job waits for a GPU, or starts; or workers have it at
+    hand.
+    """
 
     QUEUED = "queued"
     ASSIGNED = "assigned"
@@ -46,6 +49,35 @@ class BatchWork:
     running: int = 0
     has_changed: bool = False
     has_queued: bool = False
+
+
+class WorkerState(StrEnum):
+    """queued: its job waits for a GPU. booting: it loads. ready: it has taken an item."""
+
+    QUEUED = "queued"
+    BOOTING = "booting"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer of a worker to one try of an item.
+
+    job, attempt: of the worker that has taken it; 0 = unknown. began, ended: in seconds since 1970;
+    ended None: it has not answered. returned: it had to leave before it could answer.
+    """
+
+    job: int = 0
+    attempt: int = 0
+    began: float = 0.0
+    ended: float | None = None
+    output: Any = None
+    error: str | None = None
+    returned: bool = False
+
+    @property
+    def took_s(self) -> float:
+        return 0.0 if self.ended is None else max(0.0, self.ended - self.began)
 
 
 # An item of these states has a job that has not ended.

@@ -203,6 +203,8 @@ class NewJob:
     tags: dict[str, str] = field(default_factory=dict)
     # The number of the owner's agent that submits it.
     agent: int | None = None
+    # It answers items of this batch.
+    worker_batch: int | None = None
     # It runs in a terminal.
     interactive: bool = False
     # Standard input of the job; empty = none.

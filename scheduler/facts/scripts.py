@@ -30,12 +30,15 @@ Word = str | Sequence[str]
 class Script:
     """argv: its words with {argument} in place of arguments. schema: JSON Schema of the arguments.
 
+    worker: those of a program that loads once and answers the items of a batch; () = it has none.
+    argv () = it has a worker only.
     item_argument: the argument that gets the item of a batch; "" = the variable GPUCOORD_ITEM only.
     memory_bytes: GPU memory. usual_s: expected run time. None = not said.
     """
 
     name: str
-    argv: tuple[Word, ...]
+    argv: tuple[Word, ...] = ()
+    worker: tuple[Word, ...] = ()
     schema: Mapping[str, Any] = field(default_factory=dict)
     description: str = ""
     gpu: GpuUse = GpuUse.YES

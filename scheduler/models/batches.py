@@ -4,14 +4,19 @@ from django.conf import settings
 from django.db import models
 
 from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
+from scheduler.models.jobs import EMPTY
 
 OPEN_STATES = (BatchState.RUNNING.value,)
 
 
 class Batch(models.Model):
-    """One command or script for many items. Each item becomes a job when GPUs free up.
+    """One command or script for many items. Each item becomes a job when GPUs free up, or goes to a
+    worker: a job that answers one item after another.
 
     request: the fields of each item's job, as they were submitted. work_s: run time of ended items.
+    work: what workers get with each item, {"args", "time_limit_s", "retries"}; null = its items
+    become jobs. workers: the states of the jobs of its workers that have not ended, by their
+    numbers. failed_boots: workers in a row that failed before they had taken an item.
     """
 
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="batches")
@@ -29,7 +34,12 @@ class Batch(models.Model):
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     work_s = models.FloatField(default=0.0)
+    work = models.JSONField(null=True, blank=True)
+    workers = models.JSONField(default=dict, db_default=EMPTY, blank=True)
+    failed_boots = models.PositiveSmallIntegerField(default=0, db_default=0)
     created_at = models.DateTimeField()
+    # When the first of its items began.
+    started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     cancelled_by = models.CharField(max_length=150, blank=True)
 
@@ -86,7 +96,10 @@ class ExclusiveRun(models.Model):
 
 
 class BatchItem(models.Model):
-    """An item of a batch. job: the newest job that runs it; attempt: how many there have been."""
+    """An item of a batch. job: the newest job that runs it; attempt: how many there have been.
+
+    host: whose workers have it at hand. failures: of tries by workers.
+    """
 
     batch = models.ForeignKey("scheduler.Batch", models.CASCADE, related_name="items")
     index = models.PositiveIntegerField()
@@ -97,6 +110,8 @@ class BatchItem(models.Model):
         default=ItemState.QUEUED.value,
     )
     attempt = models.PositiveSmallIntegerField(default=0)
+    failures = models.PositiveSmallIntegerField(default=0, db_default=0)
+    host = models.CharField(max_length=100, blank=True, default="", db_default="")
     job = models.ForeignKey(
         "scheduler.Job", models.SET_NULL, related_name="batch_items", null=True, blank=True
     )

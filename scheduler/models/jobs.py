@@ -68,6 +68,8 @@ class Job(models.Model):
     home = models.CharField("host of its checkpoint", max_length=100, blank=True)
     # An item of this batch in exclusive mode, or a model that is loaded again after it.
     exclusive_batch = models.PositiveBigIntegerField(null=True, blank=True)
+    # It answers items of this batch.
+    worker_batch = models.PositiveBigIntegerField(null=True, blank=True)
     # The template of idle work that it comes from: it is the first to leave its GPU.
     idle_template = models.CharField(max_length=64, blank=True, db_default="", default="")
     # The most that its processes take of the host, where it has cgroups.

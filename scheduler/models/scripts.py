@@ -5,6 +5,9 @@ from django.db import models
 
 from scheduler.facts.scripts import GpuUse, TaskType
 
+# A build without this column writes it into it.
+NOTHING = models.Value([], models.JSONField())
+
 
 class ScriptDefinition(models.Model):
     """A named program that users run with checked arguments: scheduler.facts.scripts.Script."""
@@ -16,8 +19,19 @@ class ScriptDefinition(models.Model):
     )
     description = models.TextField(blank=True)
     argv = models.JSONField(
+        "command of a job",
+        default=list,
+        blank=True,
         help_text='List of words, such as ["python3", "embed.py", "{input}", ["-m", "{model}"]].'
-        " An inner list is left out when one of its arguments is not given. No shell is used."
+        " An inner list is left out when one of its arguments is not given. No shell is used.",
+    )
+    worker = models.JSONField(
+        "command of a worker",
+        default=list,
+        db_default=NOTHING,
+        blank=True,
+        help_text='List of words, such as ["{python}", "{programs}/serve.py", "module:Class"]. It'
+        " loads once and answers the items of a batch. Empty: each item of a batch is a job.",
     )
     schema = models.JSONField(
         "JSON Schema of the arguments",

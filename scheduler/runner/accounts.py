@@ -7,6 +7,8 @@
     JOB/given/N.terminal the socket of an interactive job's terminal
     JOB/attempt-N        files of attempt N of another engine; they belong to the job's account
 
+    batch-N/given/       items for the workers of batch N, and their answers
+
 For jobs with the service's account it is in the data folder. Other accounts cannot enter that, so
 their folders are beside it or, if that is not accessible either, in /var/tmp, under a name that is
 stored in the data folder.
@@ -326,13 +328,13 @@ class OwnFolder:
                 os.chown(folder, uid, gid, follow_symlinks=False)
 
 
-def own_folder(data: Path, job_id: int, *, uid: int | None, chosen: Path | None) -> OwnFolder:
-    """Of this job; `chosen`: where all of them are to be."""
+def own_folder(data: Path, name: int | str, *, uid: int | None, chosen: Path | None) -> OwnFolder:
+    """Of the job with this number, or of a batch by name; `chosen`: where all of them are to be."""
     if chosen is not None:
-        return OwnFolder(chosen / str(job_id))
+        return OwnFolder(chosen / str(name))
     if uid is None:
-        return OwnFolder(files.job_folder(data, job_id))
-    return OwnFolder(_shared(data) / str(job_id))
+        return OwnFolder(files.jobs_folder(data) / str(name))
+    return OwnFolder(_shared(data) / str(name))
 
 
 def job_file_roots(data: Path, chosen: Path | None) -> list[Path]:

@@ -179,7 +179,7 @@ def _work(
 
 
 def _boots(claim: ClaimFact, now: datetime) -> bool:
-    if claim.kind is ClaimKind.LLM and claim.phase:
+    if claim.phase:
         return claim.phase == "booting"
     return claim.seen is None and not _lasted(claim, now)
 

@@ -35,8 +35,9 @@ from scheduler.runner.accounts import (
 )
 from scheduler.runner.confine import host_probe, locks
 from scheduler.runner.confine.host_probe import CgroupParent, find_parent, remove_stale
-from scheduler.runner.programs import terminal
+from scheduler.runner.programs import terminal, worker
 from scheduler.runner.spec import Bounds, Spec
+from scheduler.runner.worker_files import WorkerFiles, folder_name
 from scheduler.terminals.policy import InteractivePolicy
 
 CACHED_FOR_S = 2.0
@@ -292,11 +293,32 @@ class SpecWriter:
         own = own_folder(self.data, attempt.job_id, uid=uid, chosen=self.checkpoints)
         return own.given_files(attempt.number)
 
+    def worker_files(self, batch: int, attempt: Attempt) -> WorkerFiles | None:
+        """The files that the workers of a batch share on this host, by the attempt of one of them.
+
+        None: it has no folder yet.
+        """
+        spec = files.read_json(self.folder(attempt) / files.SPEC)
+        if spec is None:
+            return None
+        return WorkerFiles(self._batch_folder(batch, spec["uid"]).given)
+
+    def _batch_folder(self, batch: int, uid: int | None) -> OwnFolder:
+        return own_folder(self.data, folder_name(batch), uid=uid, chosen=self.checkpoints)
+
     def _spec(self, attempt: Attempt) -> Spec:
         job = attempt.job
         account = self._in_group(job)
         own = self._own_folder(job, account)
         own.make(account.uid, account.gid)
+        opened = [own.checkpoint, own.given]
+        argv = _argv(attempt, own, account)
+        if job.worker_batch is not None:
+            shared = self._batch_folder(job.worker_batch, account.uid)
+            shared.make(account.uid, account.gid)
+            opened.append(shared.given)
+            program = accounts.python_program(Path(worker.__file__), account)
+            argv = [*program, str(shared.given), "--", *argv]
         is_closed = self._is_closed(job)
         if is_closed:
             own.yields.mkdir(mode=0o700, exist_ok=True)
@@ -314,7 +336,7 @@ class SpecWriter:
             job_id=job.pk,
             attempt=attempt.number,
             nonce=attempt.nonce,
-            argv=_argv(attempt, own, account),
+            argv=argv,
             cwd=job.cwd or accounts.start_folder(account),
             env=env,
             account=account.name,
@@ -331,7 +353,7 @@ class SpecWriter:
             stdin_file=str(self.folder(attempt) / files.STDIN) if job.has_input else "",
             bounds=self.limits.bounds(attempt).to_json() if self.limits else {},
             closed=[str(path) for path in self.closed] if is_closed else [],
-            opened=[str(own.checkpoint), str(own.given), str(log)] if is_closed else [],
+            opened=[str(path) for path in (*opened, log)] if is_closed else [],
             readable=[str(own.yields)] if is_closed else [],
         )
 

@@ -13,14 +13,17 @@ from django.contrib.auth.models import User
 from monitor.facts.input_rules import is_storable
 from monitor.models import Gpu
 from monitor.thresholds import rows as thresholds
+from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS
 from scheduler.facts.jobs import Refusal
+from scheduler.facts.scripts import Script
 from scheduler.language_models.model_services.actions import gpu_uuids
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import Batch
 from scheduler.submission.batches import policy, rows
 from scheduler.submission.batches.policy import BatchPolicy
 from scheduler.submission.batches.step import jobs_of
+from scheduler.submission.batches.steps import workers
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy.new_job import UnableToSubmit
 from scheduler.submission.scripts import policy as script_policy
@@ -61,7 +64,11 @@ def submit(
         refusals.append(Refusal(field="gpu_mode", text=NOT_ALLOWED))
     if refusals:
         raise UnableToSubmit(refusals)
-    (first,) = jobs_of(request, [(0, items[0])], now)
+    script = _with_worker(request)
+    if script is None:
+        (first,) = jobs_of(request, [(0, items[0])], now)
+    else:
+        first = workers.worker_of(request, items[0], script, now)
     refusals = [*_of_script(request, items), *intake.refusals(first, owner)]
     gpus = first.requirement.gpus
     if gpu_mode == "exclusive" and not gpus:
@@ -70,8 +77,24 @@ def submit(
         raise UnableToSubmit(refusals)
     rules = thresholds.current(BatchPolicy)
     mode = policy.mode_of(len(items), gpu_mode, gpus=gpus, may=may, policy=rules)
-    is_exclusive = mode == "exclusive"
-    return rows.create(owner, first.label, request, items, now, chosen if is_exclusive else None)
+    chosen_gpus = chosen if mode == "exclusive" else None
+    work = None if script is None else workers.work_of(first, script)
+    return rows.create(owner, first.label, request, items, now, chosen_gpus, work)
+
+
+def _with_worker(request: Mapping[str, Any]) -> Script | None:
+    """The script, if its worker answers the items; None: they become jobs.
+
+    Another engine runs jobs only.
+    """
+    if not request.get("script") or settings.CONFIG.engine != EngineName.LOCAL.value:
+        return None
+    try:
+        script = script_rows.named(str(request["script"]))
+    except ValueError:
+        # The check of the first item refuses it.
+        return None
+    return script if script.worker else None
 
 
 def _of_gpus(chosen: Sequence[str], gpu_mode: str | None) -> Iterator[Refusal]:

@@ -41,6 +41,7 @@ class NewBatchBody(_Fields):  # type: ignore[misc]  # its fields follow from the
 
     items: list[str] = Field(
         description=f"At most {MOST_ITEMS}. Each job has its item in GPUCOORD_ITEM."
+        " The worker of a script gets them one by one."
     )
     gpu_mode: Literal["shared", "exclusive"] | None = Field(
         None,
@@ -88,6 +89,9 @@ class ItemBatchBody(ItemBatchLine):
     running: int
     cancelled: int
     eta: datetime | None = Field(description="Expected end; null: unknown.")
+    workers: list[int] | None = Field(
+        description="Open jobs that answer its items one by one; null: each item becomes a job."
+    )
     exclusive: ExclusiveBody | None = Field(description="null: the batch was always shared.")
 
 
@@ -100,10 +104,10 @@ class ItemBody(Schema):
     index: int
     input: str
     status: ItemState
-    attempt: int = Field(description="How many jobs have been made for it.")
+    attempt: int = Field(description="How many jobs have been made for it, or workers had it.")
     job: int | None
     gpu: str | None = Field(description="UUID of its GPU.")
-    result: Any = Field(None, description="At most 8 KiB; the job has a larger one.")
+    result: Any = Field(None, description="At most 8 KiB; the job of an item has a larger one.")
     error: str | None
 
 
@@ -132,7 +136,10 @@ class Retried(Schema):
 
 @router.post("", response={201: ItemBatchBody}, summary="Submit a batch", url_name="batches")
 def submit(request: HttpRequest, new: NewBatchBody) -> Status[dict[str, Any]]:
-    """Items become jobs as GPUs free up. 422: each of `errors` about an item has its `index`."""
+    """Items become jobs as GPUs free up, or the workers of the script answer them.
+
+    422: each of `errors` about an item has its `index`.
+    """
     raw = new.model_dump()
     items, mode, gpus = raw.pop("items"), raw.pop("gpu_mode"), raw.pop("only_gpus")
     batch = actions.submit(raw, items, mode, _person(request), timezone.now(), gpus)
@@ -231,7 +238,13 @@ def body(batch: Batch) -> dict[str, Any]:
     eta = policy.expected_end(rows.pace(batch, by_status), timezone.now())
     counts = {name: by_status[name] for name in ("queued", "assigned", "running", "cancelled")}
     run = ExclusiveRun.objects.filter(pk=batch.pk).first()
-    return {**line(batch), **counts, "eta": eta, "exclusive": run and _exclusive(run)}
+    return {
+        **line(batch),
+        **counts,
+        "eta": eta,
+        "workers": None if batch.work is None else sorted(map(int, batch.workers)),
+        "exclusive": run and _exclusive(run),
+    }
 
 
 def _exclusive(run: ExclusiveRun) -> dict[str, Any]:

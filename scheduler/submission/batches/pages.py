@@ -16,7 +16,7 @@ from django.template.defaultfilters import pluralize
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from scheduler.facts.batches import ExclusiveStep, ItemState
+from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
 from scheduler.jobs.pages.lines import gpu_links
 from scheduler.models import Batch, ExclusiveRun
 from scheduler.submission.batches import actions, live, policy, rows
@@ -56,6 +56,7 @@ def batch(request: HttpRequest, pk: int) -> HttpResponse:
         "percent": f"{100 * row.completed / max(1, row.total_items):.3g}",
         "eta": policy.expected_end(rows.pace(row, by_status), now),
         "may_see": _may(request, row),
+        "workers": sorted(map(int, row.workers)) if row.state == BatchState.RUNNING else [],
         "chosen": chosen if chosen in by_status else "",
     }
     run = ExclusiveRun.objects.filter(pk=pk).first()

@@ -1,4 +1,4 @@
-"""Step: hand out items of batches as jobs, and store how these end."""
+"""Step: hand out items of batches as jobs or to workers, and store how they end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from monitor.models import Gpu
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
+from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.batches import BatchWork, ExclusiveStep
 from scheduler.facts.jobs import NewJob
 from scheduler.facts.scripts import Script
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Batch, BatchItem, ExclusiveRun
 from scheduler.submission.batches import policy, rows
+from scheduler.submission.batches.rows import workers as worker_rows
+from scheduler.submission.batches.steps import workers
+from scheduler.submission.batches.steps.workers import Advance
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy.new_job import UnableToSubmit
 from scheduler.submission.intake.steps.checks import checked_all
@@ -31,8 +35,11 @@ KIND = "JOB_STEP_FAILED"
 class BatchStep:
     """`step(now)` looks at each open batch. Hosts take turns: the batch's row is locked."""
 
-    def __init__(self, guard: Guard, host: str) -> None:
+    def __init__(self, guard: Guard, host: str, specs: SpecWriter | None = None) -> None:
+        """specs: of a host that runs jobs itself, so that it can have workers of batches."""
         self._guard = guard
+        self._host = host
+        self._specs = specs
         self._isolation = ItemIsolation(host, "batches", guard)
         self._stepped_at: datetime | None = None
 
@@ -41,36 +48,63 @@ class BatchStep:
         if self._stepped_at is not None and timedelta() <= now - self._stepped_at < EVERY:
             return 0
         self._stepped_at = now
-        batches = _due(rows.open_batches())
+        batches = _due(rows.open_batches(), can_work=self._specs is not None)
         if not batches:
             return 0
         with self._guard():
-            made = self._isolation.each(
-                batches, lambda batch: f"batch {batch.pk}", lambda b: _advance(b, now), now, KIND
+            advances = self._isolation.each(
+                batches,
+                lambda batch: f"batch {batch.pk}",
+                lambda b: self._advance(b, now),
+                now,
+                KIND,
             )
-        return sum(count for _, count in made)
+        # After the commit: a worker never has an item that was not given to it.
+        self._isolation.each(
+            [(batch, done.publication) for batch, done in advances if done.publication],
+            lambda written: f"items of batch {written[0].pk}",
+            lambda written: written[1].write(),
+            now,
+            KIND,
+        )
+        return sum(done.made for _, done in advances)
+
+    def _advance(self, batch: Batch, now: datetime) -> Advance:
+        current = rows.locked(batch)
+        if current is None:
+            return Advance()
+        if current.work is None:
+            return Advance(_advance(current, now))
+        if self._specs is None:
+            return Advance()
+        run, hands_out = _run(current), _hands_out(current)
+        return workers.advance(current, run, self._host, self._specs, now, hands_out=hands_out)
 
 
-def _due(batches: Sequence[tuple[Batch, BatchWork]]) -> list[Batch]:
+def _due(batches: Sequence[tuple[Batch, BatchWork]], *, can_work: bool) -> list[Batch]:
     """Those that a pass changes, so that batches that wait cost nothing."""
     if not batches:
         return []
     gpus = Gpu.objects.count()
     room = cache(lambda owner: intake.room_in_queue(owner) != 0)
-    return [
-        batch
-        for batch, work in batches
-        if policy.is_due(
-            work, gpus, hands_out=_hands_out(batch), has_room=partial(room, batch.owner)
-        )
-    ]
+    with_workers = [batch for batch, _ in batches if batch.work is not None]
+    moving = worker_rows.moving(with_workers) if can_work else set()
+    due = []
+    for batch, work in batches:
+        hands_out, has_room = _hands_out(batch), partial(room, batch.owner)
+        if batch.work is None:
+            if policy.is_due(work, gpus, hands_out=hands_out, has_room=has_room):
+                due.append(batch)
+        elif can_work:
+            wants = hands_out and len(batch.workers) < workers.places(batch, _run(batch))
+            has_open = bool(work.waiting or work.running)
+            if batch.pk in moving or has_open or not work.has_queued or (wants and has_room()):
+                due.append(batch)
+    return due
 
 
-def _advance(batch: Batch, now: datetime) -> int:
-    current = rows.locked(batch)
-    if current is None:
-        return 0
-    changed = rows.settle(current)
+def _advance(current: Batch, now: datetime) -> int:
+    changed = rows.settle(current, now)
     pace = rows.open_pace(current, policy.MOST_WAITING)
     room = intake.room_in_queue(current.owner)
     count = policy.jobs_to_make(pace, Gpu.objects.count(), room)
@@ -106,31 +140,30 @@ def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> int:
     """Returns the number of jobs that were made: of all items, or of none if one is wrong."""
     try:
         new = jobs_of(batch.request, [(item.index, item.input) for item in items], now)
-        run = _run(batch)
-        number = batch.pk if run is not None and not run.stopped_by else None
+        number = workers.reserved(batch, _run(batch))
         named = [
             replace(job, name=batch.name, requirement=replace(job.requirement, batch=number))
             for job in new
         ]
         fitted = intake.fitted_all(named, batch.owner)
     except UnableToSubmit as error:
-        _refuse(batch, items, error)
+        _refuse(batch, items, error, now)
         return 0
     rows.assign(items, job_queue.add_all(fitted, batch.owner, now))
     wake("scheduler")
     return len(items)
 
 
-def _refuse(batch: Batch, items: Sequence[BatchItem], error: UnableToSubmit) -> None:
+def _refuse(batch: Batch, items: Sequence[BatchItem], error: UnableToSubmit, now: datetime) -> None:
     """Of the items, those that are wrong; the next pass takes the others."""
     texts: dict[int, list[str]] = defaultdict(list)
     for refusal in error.refusals:
         if refusal.index is not None and refusal.index < len(items):
             texts[refusal.index].append(f"{refusal.field}: {refusal.text}")
     for index, sentences in texts.items():
-        rows.refuse(batch, [items[index]], " ".join(sentences))
+        rows.refuse(batch, [items[index]], " ".join(sentences), now)
     if not texts:
-        rows.refuse(batch, items, str(error))
+        rows.refuse(batch, items, str(error), now)
 
 
 def jobs_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from django.core.exceptions import ValidationError
@@ -11,7 +12,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api.input import InvalidInput, PlainLines, PlainText, RequestBody
-from scheduler.facts.scripts import Script
+from scheduler.facts.scripts import Script, Word
 from scheduler.models import ScriptDefinition
 from scheduler.submission.scripts import rows
 
@@ -25,7 +26,12 @@ class ScriptBody(Schema):
 
     name: str
     description: str
-    argv: list[str | list[str]] = Field(description="Words with {argument}; no shell is used.")
+    argv: list[str | list[str]] = Field(
+        description="Words with {argument}; no shell is used. [] = it runs in batches only."
+    )
+    worker: list[str | list[str]] = Field(
+        description="A program that loads once and answers the items of a batch; [] = it has none."
+    )
     schema_: dict[str, Any] = Field(
         alias="schema", description="JSON Schema of its arguments (`script_args`)."
     )
@@ -46,7 +52,10 @@ class NewScriptBody(RequestBody):
 
     name: PlainText = Field(max_length=64, pattern="^[a-z][a-z0-9_]*$")
     description: PlainLines = Field("", max_length=MOST_DESCRIPTION)
-    argv: list[str | list[str]] = Field(min_length=1, max_length=200)
+    argv: list[str | list[str]] = Field([], max_length=200)
+    worker: list[str | list[str]] = Field(
+        [], max_length=200, description="Beside or instead of `argv`; for the items of batches."
+    )
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
     gpu: Literal["yes", "optional", "no"] = "yes"
     task_type: Literal["transcribe", "embed", "process"] = "process"
@@ -79,11 +88,16 @@ def add(request: HttpRequest, new: NewScriptBody) -> Status[dict[str, Any]]:
     return Status(201, _body(rows.fact(row)))
 
 
+def _words(template: Sequence[Word]) -> list[str | list[str]]:
+    return [word if isinstance(word, str) else list(word) for word in template]
+
+
 def _body(script: Script) -> dict[str, Any]:
     return {
         "name": script.name,
         "description": script.description,
-        "argv": [word if isinstance(word, str) else list(word) for word in script.argv],
+        "argv": _words(script.argv),
+        "worker": _words(script.worker),
         "schema": dict(script.schema),
         "gpu": script.gpu.value,
         "task_type": script.task_type.value,

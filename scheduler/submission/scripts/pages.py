@@ -26,10 +26,17 @@ LONGEST_VALUE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ScriptLine:
-    """A script in the list. command: its words as a user would type them."""
+    """A script in the list. command: its words as a user would type them.
+
+    is_worker: they are those of a worker, because the script runs in batches only.
+    """
 
     script: Script
     command: str
+
+    @property
+    def is_worker(self) -> bool:
+        return not self.script.argv
 
 
 @require_safe
@@ -39,7 +46,8 @@ def scripts(request: HttpRequest) -> HttpResponse:
 
 
 def _command(script: Script) -> str:
-    words = [word if isinstance(word, str) else f"[{' '.join(word)}]" for word in script.argv]
+    template = script.argv or script.worker
+    words = [word if isinstance(word, str) else f"[{' '.join(word)}]" for word in template]
     return " ".join(shlex.quote(w) if " " in w and w[0] != "[" else w for w in words)
 
 

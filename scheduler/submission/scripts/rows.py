@@ -15,6 +15,7 @@ def fact(row: ScriptDefinition) -> Script:
     return Script(
         name=row.name,
         argv=tuple(row.argv) if isinstance(row.argv, list) else (),
+        worker=tuple(row.worker) if isinstance(row.worker, list) else (),
         schema=row.schema,
         description=row.description,
         gpu=GpuUse(row.gpu),

@@ -146,6 +146,7 @@ def _columns(new: NewJob, owner: User, now: datetime) -> dict[str, Any]:
         "gpu_memory_is_learned": new.memory_is_learned,
         "array_limit": new.array_limit if new.array else None,
         "exclusive_batch": new.requirement.batch,
+        "worker_batch": new.worker_batch,
         "depends": bool(new.after),
         "has_input": bool(new.stdin),
         "has_environment": bool(new.environment),

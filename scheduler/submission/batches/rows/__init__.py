@@ -31,6 +31,7 @@ from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.jobs.lifecycle.rows.queue import synced
 from scheduler.models import Attempt, Batch, BatchItem, Job
+from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import Pace
 from scheduler.submission.batches.rows import exclusive
 
@@ -46,10 +47,12 @@ def create(
     items: Sequence[str],
     now: datetime,
     chosen_gpus: Sequence[str] | None = None,
+    work: Mapping[str, Any] | None = None,
 ) -> Batch:
     """Store a batch with all its items, or nothing. Durable on return.
 
     chosen_gpus: it takes GPUs for itself, of these only, [] = of all; None: it shares GPUs.
+    work: what its workers get with each item; None: its items become jobs.
     """
     with synced(), transaction.atomic():
         batch = Batch.objects.create(
@@ -57,6 +60,7 @@ def create(
             name=name,
             script=request.get("script") or "",
             request=dict(request),
+            work=None if work is None else dict(work),
             total_items=len(items),
             gpu_mode="shared" if chosen_gpus is None else "exclusive",
             created_at=now,
@@ -136,7 +140,7 @@ def locked(batch: Batch) -> Batch | None:
     return rows.filter(pk=batch.pk, state=BatchState.RUNNING.value).first()
 
 
-def settle(batch: Batch) -> int:
+def settle(batch: Batch, now: datetime) -> int:
     """Update items from the states of their jobs; returns how many changed."""
     items = list(batch.items.filter(status__in=OPEN_ITEMS).select_related("job"))
     gpus = _gpus([item.job_id for item in items if item.job_id])
@@ -145,12 +149,46 @@ def settle(batch: Batch) -> int:
         changed, ["status", "gpu_uuid", "result", "error"], batch_size=CHUNK
     )
     ended = [item for item in changed if item.status not in OPEN_ITEMS]
-    batch.completed += sum(item.status == ItemState.COMPLETE for item in ended)
-    batch.failed += sum(item.status != ItemState.COMPLETE for item in ended)
-    batch.work_s += sum(_took(item.job) for item in ended)
-    if ended:
-        batch.save(update_fields=["completed", "failed", "work_s"])
+    completed = sum(item.status == ItemState.COMPLETE for item in ended)
+    count_ended(
+        batch,
+        completed=completed,
+        failed=len(ended) - completed,
+        work_s=sum(_took(item.job) for item in ended),
+        has_begun=any(item.status != ItemState.ASSIGNED for item in changed),
+        now=now,
+    )
+    if changed:
+        batch.save(update_fields=["completed", "failed", "work_s", "started_at"])
     return len(changed)
+
+
+def count_ended(
+    batch: Batch,
+    *,
+    now: datetime,
+    completed: int = 0,
+    failed: int = 0,
+    work_s: float = 0.0,
+    has_begun: bool = False,
+) -> None:
+    """Count items that have ended, and report the start of a batch and each tenth of it.
+
+    The caller saves the row. has_begun: one of its items has.
+    """
+    owner = batch.owner.username
+    if has_begun and batch.started_at is None:
+        batch.started_at = now
+        events.add("BATCH_STARTED", f"{batch} started", now=now, owner=owner)
+    before = policy.tenth(batch.completed + batch.failed, batch.total_items)
+    batch.completed += completed
+    batch.failed += failed
+    batch.work_s += work_s
+    ended = batch.completed + batch.failed
+    if before < policy.tenth(ended, batch.total_items) < 10:
+        failures = f", {batch.failed} failed" if batch.failed else ""
+        text = f"{ended} of {batch.total_items} items of {batch} have ended{failures}"
+        events.add("BATCH_PROGRESS", text, now=now, owner=owner)
 
 
 def _gpus(jobs: list[int]) -> dict[int, str]:
@@ -254,13 +292,13 @@ def assign(items: Sequence[BatchItem], jobs: Sequence[Job]) -> None:
     BatchItem.objects.bulk_update(items, ["job", "status", "error", "attempt"])
 
 
-def refuse(batch: Batch, items: Iterable[BatchItem], error: str) -> None:
+def refuse(batch: Batch, items: Iterable[BatchItem], error: str, now: datetime) -> None:
     """Mark items as failed that can't become jobs."""
     numbers = [item.pk for item in items]
     BatchItem.objects.filter(pk__in=numbers).update(
         status=ItemState.FAILED.value, error=error[:LONGEST_ERROR]
     )
-    batch.failed += len(numbers)
+    count_ended(batch, failed=len(numbers), now=now)
     batch.save(update_fields=["failed"])
 
 
@@ -269,23 +307,30 @@ def finish(batch: Batch, now: datetime) -> None:
     batch.state = (BatchState.FAILED if batch.failed else BatchState.COMPLETE).value
     batch.ended_at = now
     if not batch.failed:
-        batch.request = {}
-    batch.save(update_fields=["state", "ended_at", "request"])
+        forget_request(batch)
+    batch.save(update_fields=["state", "ended_at", "request", "work"])
     text = f"{batch} ended: {batch.completed} of {batch.total_items} items succeeded"
     severity = "warning" if batch.failed else "info"
     events.add("BATCH_ENDED", text, now=now, severity=severity, owner=batch.owner.username)
 
 
+def forget_request(batch: Batch) -> None:
+    """Empty what may contain secrets, as no item can run any more."""
+    batch.request = {}
+    batch.work = None if batch.work is None else {}
+
+
 def cancel(batch: Batch, by: str, now: datetime) -> int:
     """Cancel all items that have not ended, in one statement; returns their number."""
     with synced(), transaction.atomic():
-        stopped = Batch.objects.filter(pk=batch.pk, state=BatchState.RUNNING.value).update(
-            state=BatchState.CANCELLED.value, ended_at=now, cancelled_by=by, request={}
-        )
-        if not stopped:
+        row = locked(batch)
+        if row is None:
             return 0
+        row.state, row.ended_at, row.cancelled_by = BatchState.CANCELLED.value, now, by
+        forget_request(row)
+        row.save(update_fields=["state", "ended_at", "cancelled_by", "request", "work"])
         open_jobs = Job.objects.filter(batch_items__batch=batch, batch_items__status__in=OPEN_ITEMS)
-        numbers = list(open_jobs.values_list("pk", flat=True))
+        numbers = {*open_jobs.values_list("pk", flat=True), *map(int, row.workers)}
         waiting = (*OPEN_ITEMS, ItemState.QUEUED.value)
         cancelled = batch.items.filter(status__in=waiting).update(status=ItemState.CANCELLED.value)
         events.add("BATCH_ENDED", f"{by} cancelled {batch}", now=now, owner=batch.owner.username)
@@ -300,12 +345,12 @@ def retry_failed(batch: Batch) -> int:
         if row.state == BatchState.CANCELLED.value:
             return 0
         again = row.items.filter(status=ItemState.FAILED.value).update(
-            status=ItemState.QUEUED.value, error="", job=None
+            status=ItemState.QUEUED.value, error="", job=None, failures=0
         )
         if again:
             row.state, row.ended_at = BatchState.RUNNING.value, None
-            row.failed = max(0, row.failed - again)
-            row.save(update_fields=["state", "ended_at", "failed"])
+            row.failed, row.failed_boots = max(0, row.failed - again), 0
+            row.save(update_fields=["state", "ended_at", "failed", "failed_boots"])
             _wake_all()
     return again
 

@@ -54,9 +54,10 @@ def active(host: str) -> int | None:
 
 
 def own_jobs(batch_id: int) -> set[int]:
-    """The open jobs of the batch's items."""
+    """The open jobs of the batch's items, and of its workers."""
     rows = Job.objects.filter(batch_items__batch=batch_id, batch_items__status__in=OPEN_ITEMS)
-    return set(rows.values_list("pk", flat=True))
+    workers = Batch.objects.values_list("workers", flat=True).get(pk=batch_id)
+    return {*rows.values_list("pk", flat=True), *map(int, workers)}
 
 
 def idle_jobs() -> set[int]:

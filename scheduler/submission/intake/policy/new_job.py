@@ -152,6 +152,8 @@ class _Submission:
         arguments = script_policy.read_arguments(script, given)
         for where, text in script_policy.mistakes(script, arguments):
             self._refuse(f"script_args.{where}".removesuffix("."), text)
+        if not script.argv:
+            self._refuse("script", f"{script.name} answers items only: submit a batch.")
         if script.gpu is GpuUse.YES and self._raw.get("gpus") in (0, "0"):
             self._refuse("gpus", f"The script {script.name} needs a GPU.")
         if not self.refusals:

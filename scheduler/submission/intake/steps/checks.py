@@ -31,6 +31,7 @@ from scheduler.facts import limits as soft_limits
 from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.job_fields import BY_NAME
 from scheduler.facts.jobs import NewJob, Refusal
+from scheduler.facts.scripts import Script
 from scheduler.facts.units import LONGEST_TEXT, quoted
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.models import EngineStatus
@@ -70,9 +71,17 @@ def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:
     return checked_all([raw], now)[0]
 
 
-def checked_all(raws: Sequence[Mapping[str, Any]], now: datetime) -> list[NewJob]:
-    """Parse all jobs. Raises UnableToSubmit with the mistakes of all."""
-    parsed, refusals = _parsed(raws, now)
+def checked_all(
+    raws: Sequence[Mapping[str, Any]], now: datetime, script: Script | None = None
+) -> list[NewJob]:
+    """Parse all jobs. Raises UnableToSubmit with the mistakes of all.
+
+    script: in place of the registered scripts.
+    """
+    context = _context(now)
+    if script is not None:
+        context = replace(context, find_script=lambda _: script)
+    parsed, refusals = _parsed(raws, context)
     refusals = together(refusals, [*_too_many(parsed), *impossible(parsed)])
     if refusals:
         raise UnableToSubmit(refusals, parsed)
@@ -97,12 +106,13 @@ def together(refusals: Sequence[Refusal], further: Iterable[Refusal]) -> list[Re
     return [*refusals, *added][:MOST_REFUSALS]
 
 
-def _parsed(raws: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[NewJob], list[Refusal]]:
+def _parsed(
+    raws: Sequence[Mapping[str, Any]], context: ParseContext
+) -> tuple[list[NewJob], list[Refusal]]:
     """One job for each request, with the defaults in place of fields that were refused.
 
     Stops where there are too many jobs or mistakes, so that no request costs too much.
     """
-    context = _context(now)
     parsed, refusals, jobs = list[NewJob](), list[Refusal](), 0
     for index, raw in enumerate(raws):
         if jobs > MOST_JOBS or len(refusals) >= MOST_REFUSALS:
@@ -202,8 +212,13 @@ def read(raw: Mapping[str, Any], now: datetime) -> NewJob:
 
 
 def _context(now: datetime) -> ParseContext:
-    places = {"python": sys.executable, "programs": str(Path(programs.__file__).parent)}
-    return ParseContext(now, settings.TIME_ZONE, cache(gpu_named), cache(script_rows.named), places)
+    find_script = cache(script_rows.named)
+    return ParseContext(now, settings.TIME_ZONE, cache(gpu_named), find_script, places())
+
+
+def places() -> dict[str, str]:
+    """Values that the commands of scripts can name."""
+    return {"python": sys.executable, "programs": str(Path(programs.__file__).parent)}
 
 
 def gpu_named(text: str) -> str:

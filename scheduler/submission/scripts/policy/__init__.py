@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from monitor.facts import json_text
@@ -36,15 +36,27 @@ def definition_mistakes(script: Script) -> list[Mistake]:
         problem = "The schema is nested too deeply."
     if problem:
         return [("schema", problem)]
-    if problem := _argv_problem(script.argv):
-        return [("argv", problem)]
     names = _properties(script).keys()
-    unknown = sorted({n for word in script.argv for n in _names(word)} - names - OWN_PLACES)
-    if unknown:
-        return [("argv", f"{{{unknown[0]}}} is no property of the schema.")]
+    templates = {"argv": (script.argv, set(names)), "worker": (script.worker, _common(script))}
+    for field, (words, places) in templates.items():
+        is_used = bool(words) or (field == "argv" and not script.worker)
+        if is_used and (problem := _words_problem(words, places | OWN_PLACES)):
+            return [(field, problem)]
     if script.item_argument and script.item_argument not in names:
         return [("item_argument", f"{script.item_argument} is no property of the schema.")]
     return []
+
+
+def _common(script: Script) -> set[str]:
+    """Arguments that the items of a batch have in common. A worker gets items by its input."""
+    return set(_properties(script)) - {script.item_argument}
+
+
+def _words_problem(words: Sequence[Word], places: Set[str]) -> str:
+    if problem := _list_problem(words):
+        return problem
+    unknown = sorted({name for word in words for name in _names(word)} - places)
+    return f"{{{unknown[0]}}} is no property of the schema." if unknown else ""
 
 
 def _schema_problem(schema: object) -> str:
@@ -69,7 +81,7 @@ def _is_name(text: str) -> bool:
     return re.fullmatch(r"[a-z][a-z0-9_]{0,63}", text) is not None
 
 
-def _argv_problem(argv: Sequence[Word]) -> str:
+def _list_problem(argv: Sequence[Word]) -> str:
     if not 1 <= len(argv) <= MOST_WORDS or not isinstance(argv[0], str):
         return f"Write a list of 1 to {MOST_WORDS} words; the first is the program."
     words: list[Any] = [part for word in argv for part in _parts(word)]

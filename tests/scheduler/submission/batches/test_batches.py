@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -331,10 +331,10 @@ def test_one_broken_batch_does_not_stop_the_others(
     broken, good = submitted(alice, ["a"]), submitted(alice, ["b"])
     settle = rows.settle
 
-    def failing(batch: Batch) -> int:
+    def failing(batch: Batch, now: datetime) -> int:
         if batch.pk == broken.pk:
             raise ValueError("odd row")
-        return settle(batch)
+        return settle(batch, now)
 
     monkeypatch.setattr(rows, "settle", failing)
 

@@ -29,7 +29,7 @@ OTHER_OPTIONS = {
 # Attributes of NewJob that follow from several fields.
 DERIVED = {
     "requirement.among", "requirement.batch",
-    "agent",
+    "agent", "worker_batch",
     "priority_chosen", "requirement", "memory_is_learned", "yield_options", "after", "task_type",
     "requirement.host_memory_bytes", "requirement.cpus",
     "requirement.usual_memory_bytes", "requirement.usual_cpus",

@@ -48,6 +48,11 @@ def is_due(work: BatchWork, gpus: int, *, hands_out: bool, has_room: Callable[[]
     return hands_out and jobs_to_make(pace, gpus, None) > 0 and has_room()
 
 
+def tenth(ended: int, total: int) -> int:
+    """How many tenths of the items have ended; of a small batch, none until its end."""
+    return 10 * ended // total if total >= 10 else 0
+
+
 def expected_end(pace: Pace, now: datetime) -> datetime | None:
     """From the mean run time of its items. None: no item runs, or no run time is known."""
     each = pace.work_s / pace.ended if pace.ended else pace.estimate_s
@@ -71,6 +76,9 @@ class BatchPolicy:
         help="Models are unloaded after this time even if prompts still run.")
     reload_llms_after_batch: bool = threshold(True, "Load models again after a batch",
         "They load one after another. Otherwise the next prompt loads its model.")
+    worker_minutes: float = threshold(10.0, "Turn of a worker", unit="min", ge=0, le=10_080,
+        help="A worker that has run for longer leaves its GPU after its current item if a job of "
+             "another user waits for a GPU. Not in exclusive mode. 0 = it stays.")
     # fmt: on
 
 
