@@ -125,6 +125,9 @@ def _is_known(name: str) -> bool:
     return ProcessUse.objects.filter(Q(user=name) | Q(job_owner=name)).exists()
 
 
+Trend = dict[str | None, list[TrendPoint]]
+
+
 class _Reading:
     """The rows of the period, added up: what every part of the report is made of."""
 
@@ -179,7 +182,9 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     read = _Reading(period, scope, names, now)
     totals = people.totals(read.ledger, names, read.policy)
     coverage = totals.gpu_hours.coverage_pct
-    users = privacy.only(_users(read, period, now), names)
+    trend = _trend(period, read.gpus)
+    totals = replace(totals, used_before=_used_before(period, read.gpus, trend, names))
+    users = privacy.only(_users(read, period, now, trend), names)
     listed, heavy_use = _heavy_use(read, period, names, now)
     recurring = tuple(
         p for p in work.patterns(read.gpus, period.zone) if names is None or p.user in names
@@ -214,7 +219,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     )
 
 
-def _users(read: _Reading, period: Period, now: datetime) -> tuple[UserFigures, ...]:
+def _users(read: _Reading, period: Period, now: datetime, trend: Trend) -> tuple[UserFigures, ...]:
     targets = _targets(read, period, now)
     past = work.past_jobs(period, read.gpus, read.policy.coverage_pct / 100)
     return people.users(
@@ -225,7 +230,7 @@ def _users(read: _Reading, period: Period, now: datetime) -> tuple[UserFigures, 
         sizes=jobs.right_sizes(past),
         findings=read.incidents.findings,
         further=read.incidents.further,
-        trend=_trend(period, read.gpus),
+        trend=trend,
     )
 
 
@@ -274,9 +279,20 @@ def _targets(read: _Reading, period: Period, now: datetime) -> Callable[[str], f
     return lambda name: None if (part := of(name)) is None else 100 * part
 
 
-def _trend(period: Period, gpus: Sequence[Gpu]) -> dict[str | None, list[TrendPoint]]:
+def _used_before(
+    period: Period, gpus: Sequence[Gpu], trend: Trend, names: Collection[str] | None
+) -> float | None:
+    """GPU-hours of the period before; None: it was not recorded as a whole."""
+    since = periods.previous(period).since
+    if not gpus or min(gpu.first_seen_at for gpu in gpus) > since:
+        return None
+    of_users = [points for name, points in trend.items() if names is None or name in names]
+    return sum(point.used for points in of_users for point in points if point.since == since)
+
+
+def _trend(period: Period, gpus: Sequence[Gpu]) -> Trend:
     """The periods before, oldest first; those before the first reading are left out."""
-    points: dict[str | None, list[TrendPoint]] = {}
+    points: Trend = {}
     first = min((gpu.first_seen_at for gpu in gpus), default=None)
     before = [period]
     while first is not None and len(before) <= TREND_PERIODS and before[-1].since > first:

@@ -68,7 +68,8 @@ class Totals:
     """Of all GPUs of the scope. `people`: the part that the users of the report have.
 
     waited_hours: job-hours in the queue. waited_idle_hours: those during which GPUs were held
-    without use (at most). energy_kwh includes idle_energy_kwh.
+    without use (at most). energy_kwh includes idle_energy_kwh. used_before: GPU-hours of these
+    users in the period before, None = it was not recorded.
     """
 
     gpus: int
@@ -79,6 +80,7 @@ class Totals:
     energy_kwh: float | None
     idle_energy_kwh: float | None
     costs: Costs
+    used_before: float | None = None
 
     @property
     def per_100(self) -> tuple[float, float, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -17,8 +17,9 @@ from reports.figures.facts import Report, Table
 from reports.figures.policy import advice
 from reports.figures.policy.violations import line, use_line
 from reports.render import charts, codec
+from reports.render.charts import Picture
 from reports.render.engines import csv_file, pdf, xlsx
-from reports.render.wording import brief, tables
+from reports.render.wording import brief, summary, tables
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
 from reports.render.wording.tables import MOST_PRINTED, cell
@@ -60,6 +61,14 @@ PARTS = (
     ("booked", "booked but empty", "#8b95a3"),
 )
 LONG_TABLES = ("timeline", "heat", "waits")
+# Parts of the page below its first screen: title, pictures, tables. Other tables come last.
+GROUPS = (
+    ("GPUs", ("timeline", "heat"), ("balance",)),
+    ("Queue and waits", ("waits",), ("queue", "blockers")),
+    ("More about users", ("scatter",), ("details",)),
+    ("Incidents and load control", (), ("incidents", "operation", "patterns")),
+)
+FIRST_PICTURE = "shares"
 
 
 def render(report: Report, format: str, cover: Cover | None = None) -> bytes:
@@ -99,7 +108,7 @@ def file_name(report: Report, format: str) -> str:
 def page_context(report: Report, mine: str = "") -> dict[str, Any]:
     """Template variables of the page and of the HTML file. `mine`: the user who looks."""
     shown = {table.key: _in_page(table) for table in tables.tables(report)}
-    totals = report.totals
+    totals, pictures = report.totals, charts.pictures(report)
     return {
         "report": report,
         "base": report.url.rstrip("/"),
@@ -109,9 +118,8 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "per_100": _per_100(report),
         "unused": 100 - totals.whole_per_100[0] if totals.whole_per_100 else None,
         "yardsticks": texts.yardsticks(),
-        "waiting": texts.waiting(totals),
-        "energy": list(texts.energy(totals)),
-        "reconciliation": tables.gpu_time(report),
+        "sentences": summary.sentences(report),
+        "comparison": [*texts.comparison(totals), *texts.energy(totals)],
         "violations": [(v, line(v)) for v in report.violations],
         "heavy_use": [(v, use_line(v)) for v in report.heavy_use],
         "heavy_use_title": texts.HEAVY_USE,
@@ -129,11 +137,27 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "findings": [
             (tables.name(u.user), finding) for u in report.users for finding in u.findings
         ],
-        "pictures": [(picture, shown[picture.table]) for picture in charts.pictures(report)],
-        "tables": [table for key, table in shown.items() if key not in (*LONG_TABLES, "users")],
+        "first_picture": next((p for p in pictures if p.key == FIRST_PICTURE), None),
+        "groups": list(_groups(pictures, shown)),
         "users": shown["users"],
         "has_trend": any(row.trend for row in report.users),
     }
+
+
+def _groups(
+    pictures: Sequence[Picture], shown: Mapping[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The folded parts of the page; those without figures are left out."""
+    named = {key for *_, keys in GROUPS for key in keys}
+    others = [key for key in shown if key not in {*named, *LONG_TABLES, "users"}]
+    for title, picture_keys, table_keys in (*GROUPS, ("Other figures", (), others)):
+        group = {
+            "title": title,
+            "pictures": [(p, shown[p.table]) for p in pictures if p.key in picture_keys],
+            "tables": [shown[key] for key in table_keys if key in shown and shown[key]["rows"]],
+        }
+        if group["pictures"] or group["tables"]:
+            yield group
 
 
 def _per_100(report: Report) -> list[dict[str, Any]] | None:
@@ -195,7 +219,7 @@ def _xlsx(report: Report) -> bytes:
 
 
 def _html(report: Report) -> bytes:
-    return render_to_string("reports/file.html", page_context(report)).encode()
+    return render_to_string("reports/file.html", page_context(report) | {"is_file": True}).encode()
 
 
 def _text(report: Report) -> bytes:
@@ -207,8 +231,13 @@ def _brief_html(report: Report, cover: Cover) -> bytes:
     context |= {
         "title": cover.title,
         "lead": brief.cut(cover.text),
-        "pictures": [shown for shown in context["pictures"] if shown[0].key in brief.PICTURES],
-        "tables": [],
+        "is_file": True,
+        "groups": [
+            {"title": picture.title, "pictures": [(picture, table)], "tables": []}
+            for group in context["groups"]
+            for picture, table in group["pictures"]
+            if picture.key in brief.PICTURES
+        ],
     }
     return render_to_string("reports/file.html", context).encode()
 
@@ -236,10 +265,6 @@ def _pdf_data(report: Report) -> dict[str, Any]:
     """Data for the template of the PDF."""
     per_100 = report.totals.whole_per_100
     labels = [label for _, label, _ in PARTS]
-    lines = [
-        *list(texts.headline(report.totals))[1:],
-        tables.gpu_time(report),
-    ]
     return {
         "title": texts.title(report),
         "lead": "",
@@ -251,7 +276,8 @@ def _pdf_data(report: Report) -> dict[str, Any]:
         ]
         if per_100
         else None,
-        "lines": lines,
+        "sentences": list(summary.sentences(report)),
+        "lines": list(texts.headline(report.totals))[1:],
         "violations": [line(v) for v in report.violations] or ["none"],
         "advice": advice.headline(report),
         "recommendations": [r.text for r in report.recommendations],

@@ -68,6 +68,9 @@ class TotalsBody(Schema):
     wasted_of_100_elsewhere: dict[str, float] = Field(
         description="GPU-hours not used of 100 allocated, at clusters with public records."
     )
+    used_before: float | None = Field(
+        description="GPU-hours of these users in the period before; null: not recorded."
+    )
     waited_hours: float = Field(description="Hours that jobs spent in the queue.")
     waited_while_idle_hours: float = Field(
         description="Upper bound of the waits while GPUs were held without use."
@@ -222,6 +225,7 @@ class UsageReport(Schema):
     coverage: float | None = Field(description="Measured part of the GPU time, 0 to 1.")
     least_coverage: float = Field(description="Use that was measured less is not judged.")
     notes: list[str]
+    summary: list[str] = Field(description="The report in at most three sentences.")
     wider_than_scope: dict[str, str] = Field(
         description="Fields that count more than the scope, such as all users of the GPUs."
     )

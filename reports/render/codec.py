@@ -17,7 +17,7 @@ from reports.figures.facts import (
     Violation,
 )
 from reports.figures.policy.violations import line, use_line
-from reports.render.wording import tables
+from reports.render.wording import summary, tables
 
 # Of an hour or a percent: finer differences are noise.
 DIGITS = 6
@@ -40,6 +40,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "coverage": part(report.coverage_pct),
         "least_coverage": part(report.least_coverage_pct),
         "notes": list(report.notes),
+        "summary": list(summary.sentences(report)),
         "wider_than_scope": tables.wider_figures(report),
         "totals": _totals(report.totals),
         "users": [user(row) for row in report.users],
@@ -116,6 +117,7 @@ def _totals(totals: Totals) -> dict[str, Any]:
         "people": {**gpu_hours(totals.people), "held": rounded(totals.people.held)},
         "of_100_held": dict(zip(names, map(rounded, per_100), strict=True)) if per_100 else None,
         "wasted_of_100_elsewhere": dict(YARDSTICKS),
+        "used_before": rounded(totals.used_before),
         "waited_hours": rounded(totals.waited_hours),
         "waited_while_idle_hours": rounded(totals.waited_idle_hours),
         "energy_kwh": rounded(totals.energy_kwh),

@@ -26,6 +26,8 @@ from reports.periods.facts import Period, ReportRefused
 from reports.render.actions import page_context
 from reports.render.engines import pdf
 
+# A week shows who uses what; the command line and REST give the last 24 hours.
+FIRST_SHOWN = "7d"
 LASTS = (
     ("24h", "24 h"),
     ("7d", "7 d"),
@@ -61,7 +63,8 @@ def _period(query: Mapping[str, str], now: datetime) -> Period:
     zone = timezone.get_current_timezone_name()
     begin, end = query.get("from", ""), query.get("to", "")
     # A form sends the length beside the times that replace it.
-    return periods.parse("" if begin else query.get("last", ""), begin, end, zone, now)
+    last = "" if begin or end else query.get("last") or FIRST_SHOWN
+    return periods.parse(last, begin, end, zone, now)
 
 
 def _times(period: Period) -> dict[str, str]:
@@ -75,7 +78,7 @@ def _choice(request: HttpRequest, query: Mapping[str, str]) -> dict[str, Any]:
     has_pdf = pdf.is_available()
     return {
         "lasts": LASTS,
-        "last": "" if query.get("from") else query.get("last") or periods.DEFAULT,
+        "last": "" if query.get("from") else query.get("last") or FIRST_SHOWN,
         "scope": query.get("scope") or "all",
         "scopes": _scopes(request),
         "zone": timezone.get_current_timezone_name(),

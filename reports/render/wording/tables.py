@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from monitor.facts.formats import UNKNOWN
+from monitor.facts.formats import sig3
 from reports.figures.facts import GpuHours, Report, Table
 from reports.periods.facts import ScopeKind
 from scheduler.queue.blockers.policy.titles import title
@@ -16,6 +16,7 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 UNKNOWN_OWNER = "unknown owner"
 # Rows of a printed table; the rest is in the CSV and XLSX files.
 MOST_PRINTED = 200
+LEAST_PRINTED = 0.01
 PARTS = ("Used", "Idle, held", "Booked, empty", "Free", "Unknown")
 # Notes of figures that are wider than the scope of the report.
 ALL_USERS = "All users of these GPUs"
@@ -32,7 +33,6 @@ def tables(report: Report) -> list[Table]:
         blockers(report),
         incidents(report),
         operation(report),
-        gpus(report),
         timeline(report),
         heat(report),
         waits(report),
@@ -110,12 +110,14 @@ def waste(report: Report) -> Table:
 
 def balance(report: Report) -> Table:
     """All parts of the capacity, of each GPU and of all together."""
-    rows: list[tuple[Any, ...]] = [(gpu.name, *_parts(gpu.hours)) for gpu in report.gpus]
+    rows: list[tuple[Any, ...]] = [
+        (gpu.name, *_parts(gpu.hours), gpu.energy_kwh) for gpu in report.gpus
+    ]
     return Table(
         key="balance",
-        title="GPU time",
-        head=("GPU", *(f"{part} (GPU-h)" for part in PARTS), "Capacity (GPU-h)"),
-        rows=(*rows, ("Total", *_parts(report.totals.gpu_hours))),
+        title="GPU time and energy",
+        head=("GPU", *(f"{part} (GPU-h)" for part in PARTS), "Capacity (GPU-h)", "Energy (kWh)"),
+        rows=(*rows, ("Total", *_parts(report.totals.gpu_hours), report.totals.energy_kwh)),
         note=gpu_time(report),
     )
 
@@ -246,16 +248,6 @@ def operation(report: Report) -> Table:
     )
 
 
-def gpus(report: Report) -> Table:
-    return Table(
-        key="gpus",
-        title="Energy by GPU",
-        head=("GPU", "UUID", "Energy (kWh)"),
-        rows=tuple((gpu.name, gpu.uuid, gpu.energy_kwh) for gpu in report.gpus),
-        note=of_all_users(report),
-    )
-
-
 def timeline(report: Report) -> Table:
     """Holders of each GPU over time; incidents as rows of their own."""
     zone = ZoneInfo(report.period.zone)
@@ -312,12 +304,12 @@ def name(user: str | None) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as it is printed: two decimals, "–" for unknown, a time in the report's zone."""
-    if value is None:
-        return UNKNOWN
+    """A value as it is printed: 3 digits, "–" for unknown, a time in the report's zone."""
+    if isinstance(value, float) and 0 < value < LEAST_PRINTED:
+        return f"<{LEAST_PRINTED}"
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return sig3(value) if value is None or isinstance(value, float) else str(value)
 
 
 def _parts(hours: GpuHours) -> tuple[float, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from zoneinfo import ZoneInfo
 
+from monitor.facts.formats import sig3
 from monitor.facts.input_rules import escaped
 from reports.figures.facts import YARDSTICKS, Report, Table, Totals
 from reports.figures.policy import advice
 from reports.figures.policy.violations import line, use_line
-from reports.render.wording import tables
+from reports.render.wording import summary, tables
 from reports.render.wording.tables import cell
 
 HEAVY_USE = "Heavy use outside the queue that is no violation"
@@ -23,6 +24,8 @@ def lines(report: Report) -> Iterator[str]:
     yield title(report)
     yield subtitle(report)
     yield from report.notes
+    yield ""
+    yield from summary.sentences(report)
     yield ""
     yield from headline(report.totals)
     yield ""
@@ -75,7 +78,7 @@ def extent(report: Report) -> str:
 
 
 def headline(totals: Totals) -> Iterator[str]:
-    """The three numbers, with figures of other clusters; waits, energy and costs."""
+    """The three numbers, with figures of the period before and of other clusters; energy, costs."""
     per_100 = totals.whole_per_100
     if per_100 is None:
         yield "No GPU-hours held."
@@ -83,7 +86,7 @@ def headline(totals: Totals) -> Iterator[str]:
         used, idle, empty = per_100
         yield f"Of 100 GPU-hours held: {used} used, {idle} idle, {empty} booked but empty"
         yield f"Not used of 100: {100 - used} here; {yardsticks()}"
-    yield waiting(totals)
+    yield from comparison(totals)
     yield from energy(totals)
 
 
@@ -91,12 +94,11 @@ def yardsticks() -> str:
     return ", ".join(f"{name} {value:.0f}" for name, value in YARDSTICKS)
 
 
-def waiting(totals: Totals) -> str:
-    if not totals.waited_hours:
-        return "No job waited for a GPU."
-    idle = totals.waited_idle_hours
-    while_idle = f", up to {idle:.1f} h of them while held GPUs stood idle" if idle >= 0.05 else ""
-    return f"Jobs waited {totals.waited_hours:.1f} h{while_idle}."
+def comparison(totals: Totals) -> Iterator[str]:
+    """With the period before; nothing if that was not recorded."""
+    if totals.used_before is not None:
+        now, before = sig3(totals.people.used), sig3(totals.used_before)
+        yield f"GPU-hours used: {now}, in the period before {before}"
 
 
 def energy(totals: Totals) -> Iterator[str]:

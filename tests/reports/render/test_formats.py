@@ -105,7 +105,7 @@ def of_scope(scope: str) -> Report:
 
 def test_the_report_of_a_user_says_in_each_format_which_figures_are_of_all_users(db: None) -> None:
     report = of_scope("user:alice")
-    wide = ("timeline", "heat", "gpus", "balance")
+    wide = ("timeline", "heat", "balance")
     book = load_workbook(io.BytesIO(render(report, "xlsx")))
     pdf = PdfReader(io.BytesIO(render(report, "pdf")))
     text = " ".join(" ".join(page.extract_text() for page in pdf.pages).split())
@@ -113,9 +113,9 @@ def test_the_report_of_a_user_says_in_each_format_which_figures_are_of_all_users
     for table in tables.tables(report):
         last = [cell.value for cell in book[table.title[:31].replace(":", "-")]["A"]][-1]
         assert str(last).startswith(ALL_USERS) == (table.key in wide)
-    # The tables of the occupancy, the week, the energy and the GPU time; two of them as pictures.
-    assert render(report, "html").decode().count(ALL_USERS) == 7
-    assert text.count(ALL_USERS) == 7
+    # The tables of the occupancy, the week and the GPU time; two of them as pictures.
+    assert render(report, "html").decode().count(ALL_USERS) == 5
+    assert text.count(ALL_USERS) == 5
     assert ALL_USERS in render(report, "text").decode()
     fields = json.loads(render(report, "json"))["wider_than_scope"]
     assert [fields[name] for name in ("totals.gpu_hours", "gpus", "heat")] == [f"{ALL_USERS}."] * 3

@@ -159,7 +159,7 @@ def test_the_page_has_its_times_in_utc_too_and_names_the_zone_of_its_days(
 ) -> None:
     browser = as_user(root)
     browser.cookies["timezone"] = "Asia/Tokyo"
-    page = browser.get("/reports/").content.decode()
+    page = browser.get("/reports/?last=24h").content.decode()
 
     begin = f'title="{BEGIN:%Y-%m-%d %H:%M}:00 UTC" data-time="stamp">'
     here = f"{BEGIN.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M}</time>"
