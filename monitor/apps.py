@@ -11,13 +11,10 @@ class MonitorConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor.catalogue.policy import POLICIES, PROFILES, TOPICS
-        from monitor.incidents.pages.listing import ALERTS
-        from monitor.incidents.pages.listing import REGION as INCIDENTS
-        from monitor.journal.pages import REGION
+        from monitor.incidents.pages.listing import ALERTS, REGION
         from monitor.pages.live.regions import register
         from monitor.thresholds import rows as thresholds
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
-        register(REGION)
         register(ALERTS)
-        register(INCIDENTS)
+        register(REGION)

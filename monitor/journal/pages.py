@@ -1,4 +1,4 @@
-"""The page of events with its filters, and the dashboard region of recent events."""
+"""The page of events with its filters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -19,8 +18,6 @@ from monitor.journal.rows import events
 from monitor.models import Event, Gpu
 from monitor.owners.identity.policy.privacy import Viewer, event_text
 from monitor.pages.live.pages import viewer_of
-from monitor.pages.live.regions import Context, Region
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.usage.policy.ranges import RANGES, moment
 
 SEVERITIES = {"": "All", "warning": "Warnings", "error": "Errors"}
@@ -135,32 +132,6 @@ def _line(event: Event, viewer: Viewer, names: Mapping[str, str]) -> EventRow:
 
 def _at(t: int | None) -> datetime | None:
     return None if t is None else datetime.fromtimestamp(t, UTC)
-
-
-SHOWN_IN_REGION = 10
-# The region of open incidents shows the same texts.
-OPENED = "INCIDENT_OPENED"
-# One rendering serves all users, so it contains only what every user may read.
-ANY_USER = Viewer("", operator=False)
-
-
-def _load(now: datetime) -> Context:
-    newest = _newest()
-    for event in newest:
-        event.text = event_text(event.kind, event.text, event.owner, ANY_USER)
-    return {"events": newest}
-
-
-@compiled_once
-def _newest() -> QuerySet[Event]:
-    return Event.objects.exclude(kind=OPENED).order_by("-at", "-id")[:SHOWN_IN_REGION]
-
-
-def _version(context: Context) -> object:
-    return [event.pk for event in context["events"]]
-
-
-REGION = Region("events", "monitor/_events.html", _load, _version, place=90)
 
 
 @require_safe

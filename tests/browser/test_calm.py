@@ -128,7 +128,7 @@ def test_nothing_jumps_when_trouble_appears(open_page: Open) -> None:
         path = urlsplit(address).path
         expect(queue.locator(f"a[href='{path}']")).to_be_visible()
     # One GPU is always empty; whether others take a job depends on the time of the simulation.
-    expect(queue).to_contain_text(re.compile(r"[1-3] running"))
+    expect(queue.locator("header")).to_contain_text(re.compile(r"[1-3] running"))
     operator.goto("/")
     address = operator.locator(GPU_0).get_attribute("href")
     operator.goto(str(address))

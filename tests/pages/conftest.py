@@ -13,9 +13,9 @@ from tests.builders import GIB, NOW, gpu, process, snapshot
 
 
 @pytest.fixture
-def only_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dashboard without the regions of other apps."""
-    kept = {"events": regions._registered["events"]}
+    kept = {"incidents": regions._registered["incidents"]}
     monkeypatch.setattr(regions, "_registered", kept)
 
 

@@ -16,7 +16,7 @@ from monitor.journal.rows import events
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 from tests.pages.conftest import crowd
 
-pytestmark = pytest.mark.usefixtures("only_events")
+pytestmark = pytest.mark.usefixtures("only_monitor")
 Browse = Callable[[User], Client]
 Seen = Callable[..., Snapshot]
 DETAIL = f"/gpus/{gpu_uuid(0)}/card/"
@@ -145,11 +145,14 @@ def test_the_idle_time_of_a_gpu_is_on_its_card_and_in_rest(alice: User, as_user:
     assert [line["idle_seconds"] for line in lines] == [420.0, None]
 
 
-def test_it_lists_recent_events(alice: User, as_user: Browse, seen: Seen) -> None:
+def test_what_happened_is_on_the_page_of_events_only(
+    alice: User, as_user: Browse, seen: Seen
+) -> None:
     seen(1)
     events.add("GPU_LOST", "GPU 0 has fallen off the bus.", now=NOW, severity="error")
 
-    assert "GPU 0 has fallen off the bus." in page(as_user(alice))
+    assert "GPU 0 has fallen off the bus." not in page(as_user(alice))
+    assert "GPU 0 has fallen off the bus." in page(as_user(alice), "/events/")
 
 
 def test_it_says_on_each_page_that_figures_are_simulated(
@@ -195,22 +198,6 @@ def test_it_reads_little_of_the_database(
     client = as_user(alice)
     page(client)
 
-    # Session, user, snapshots, claims, events: not a query per GPU or process.
+    # Session, user, snapshots, claims, incidents: not a query per GPU or process.
     with django_assert_max_num_queries(7):  # type: ignore[attr-defined]
         page(client)
-
-
-def test_the_details_of_a_fault_stay_out_of_the_shared_page(alice: User, as_user: Browse) -> None:
-    events.add("LOOP_FAILED", "The sampler failed: OSError: /srv/secret", now=NOW)
-
-    shown = page(as_user(alice))
-    assert "The sampler failed" in shown
-    assert "secret" not in shown
-
-
-def test_an_opening_incident_is_not_shown_twice(alice: User, as_user: Browse) -> None:
-    events.add("INCIDENT_OPENED", "Detected GPU hog.", now=NOW)
-    events.add("INCIDENT_CLOSED", "It is over.", now=NOW)
-
-    assert "Detected GPU hog." not in page(as_user(alice))
-    assert "It is over." in page(as_user(alice))

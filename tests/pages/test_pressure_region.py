@@ -43,7 +43,6 @@ def test_before_the_first_look_it_says_so() -> None:
 def test_a_free_machine_holds_nothing_back() -> None:
     looked(gpu(0), gpu(1))
     assert "No limits: jobs of every priority can start" in shown()
-    assert "Cooperative" in shown()
     assert "A share of" not in shown()
 
 
@@ -75,6 +74,21 @@ def test_constraints_are_listed_with_what_they_do() -> None:
     Constraint.objects.create(host="gpubox", kind="host_memory_use", text=text, from_at=NOW)
     assert text in shown()
     assert "normal and background jobs wait" in shown()
+
+
+def test_the_dashboard_shows_what_needs_a_person_and_the_page_of_the_mode_all(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    looked(busy(0), processes=(process(1, sm_pct=95.0),))
+    assert throttle_region.load_urgent(NOW + timedelta(seconds=1))["lines"] == []
+    text = "The host is busy: memory 84 %."
+    Constraint.objects.create(host="gpubox", kind="host_memory_use", text=text, from_at=NOW)
+
+    [(host, line)] = throttle_region.load_urgent(NOW + timedelta(seconds=1))["lines"]
+    assert (host, line.text, line.shape) == ("gpubox", text, "warning")
+    assert text in as_user(alice).get("/").text
+    page = as_user(alice).get("/mode/").text
+    assert text in page.split('id="limits"')[1]
 
 
 def test_what_a_silent_controller_said_no_longer_counts() -> None:

@@ -40,7 +40,8 @@ def test_what_runs_comes_first_then_the_queue_in_its_order(alice: User, bob: Use
     queue = regions.load(NOW)["queue"]
 
     assert [line.id for line in queue.lines] == [runs.pk, urgent.pk, late.pk]
-    assert (queue.running, queue.waiting, queue.more) == (1, 2, 0)
+    assert queue.running == 1
+    assert regions.load(NOW)["waiting_jobs"] == 2
 
 
 def test_the_longest_running_job_is_first_so_that_a_new_one_moves_none(
@@ -53,26 +54,46 @@ def test_the_longest_running_job_is_first_so_that_a_new_one_moves_none(
     assert [line.id for line in regions.load(NOW)["queue"].lines] == [old.pk, urgent.pk]
 
 
-def test_items_of_a_batch_have_no_lines_and_are_counted(alice: User) -> None:
+def test_a_running_batch_is_one_line_with_its_progress(alice: User) -> None:
     item, own = jobs_made.running(alice), jobs_made.waiting(alice)
-    batch = Batch.objects.create(owner=alice, name="many", total_items=1, created_at=NOW)
+    batch = Batch.objects.create(
+        owner=alice, name="whisper", total_items=125, completed=38, failed=2, created_at=NOW
+    )
     BatchItem.objects.create(batch=batch, index=0, input="a", job=item)
 
     queue = regions.load(NOW)["queue"]
+    [group] = queue.groups
+    html = shown()
 
     assert [line.id for line in queue.lines] == [own.pk]
-    assert (queue.running, queue.waiting, queue.more) == (1, 1, 1)
-    assert "1 more" in shown()
-    Job.objects.filter(pk=own.pk).delete()
-    assert "1 job of batches" in shown()
+    assert (group.owner, group.ended, group.total, group.failed) == ("alice", 40, 125, 2)
+    assert f'href="/batches/{batch.pk}/" title="whisper">whisper</a>' in html
+    assert "<b>40</b> of 125, 2 failed" in html
 
 
-def test_it_counts_what_it_does_not_list(alice: User) -> None:
-    for _ in range(regions.MOST_LINES + 3):
+def test_an_array_is_one_line_while_a_job_of_it_is_open(alice: User) -> None:
+    first, second = jobs_made.running(alice, name="sweep"), jobs_made.waiting(alice, name="sweep")
+    ended = jobs_made.finished(alice, "failed")
+    array = Job.objects.filter(pk__in=[first.pk, second.pk, ended.pk])
+    array.update(array=first.pk)
+    queue = regions.load(NOW)["queue"]
+
+    assert queue.lines == ()
+    assert [(g.name, g.ended, g.total, g.failed) for g in queue.groups] == [("sweep", 1, 3, 1)]
+    array.update(state="finished", outcome="succeeded", ended_at=NOW)
+    assert regions.load(NOW)["queue"].groups == ()
+
+
+def test_work_beyond_the_first_lines_is_shown_to_its_owner_only(alice: User, bob: User) -> None:
+    for _ in range(regions.MOST_LINES + 1):
         jobs_made.waiting(alice)
+    late = [jobs_made.waiting(bob).pk for _ in range(regions.OWN_LINES + 1)]
 
-    assert regions.load(NOW)["queue"].more == 3
-    assert "3 more" in shown()
+    queue = regions.load(NOW)["queue"]
+
+    assert len(queue.lines) == regions.MOST_LINES
+    assert [line.id for line in queue.own] == late[:-1]
+    assert shown().count('data-owners="bob" class="only-own"') == regions.OWN_LINES
 
 
 def test_its_version_changes_when_a_job_does(alice: User) -> None:
@@ -94,5 +115,5 @@ def test_it_is_cheap(alice: User, django_assert_max_num_queries: Callable[[int],
     for _ in range(4):
         jobs_made.running(alice)
 
-    with django_assert_max_num_queries(4):  # type: ignore[attr-defined]
+    with django_assert_max_num_queries(6):  # type: ignore[attr-defined]
         regions.load(NOW)

@@ -32,8 +32,6 @@ class Summary:
     people: int
     processes: int
     waiting: int
-    incidents: int
-    harmful: bool
     silent: int = 0
 
 
@@ -69,8 +67,6 @@ def summary(
         people=len(owners),
         processes=len({(s.host.name, p.pid) for s in heard for p in s.processes}),
         waiting=queue.waiting,
-        incidents=badges.open,
-        harmful=badges.harmful > 0,
         silent=sum(card.is_silent for card in gpu_cards),
     )
 
@@ -124,10 +120,8 @@ def _incidents(badges: Badges, gpu_cards: Sequence[Card]) -> Iterator[tuple[str,
     worst = badges.worst
     if worst is None:
         return
-    more = badges.open - 1
-    further = f"; {more} more open incident{'' if more == 1 else 's'}" if more else ""
     shape = "failing" if worst.severity == "error" else "warning"
-    yield shape, f"{_title_with_gpu(worst, gpu_cards)}: others wait{further}"
+    yield shape, f"{_title_with_gpu(worst, gpu_cards)}: others wait"
 
 
 def _title_with_gpu(badge: Badge, gpu_cards: Sequence[Card]) -> str:

@@ -1,28 +1,45 @@
-"""The dashboard's region "queue": running and waiting jobs, the same for all viewers."""
+"""The dashboard's region "queue": running and waiting work, the same for all viewers."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Case, Count, Exists, F, IntegerField, OuterRef, QuerySet, Value, When
+from django.db.models import (
+    Case,
+    Count,
+    Exists,
+    F,
+    IntegerField,
+    Min,
+    OuterRef,
+    Q,
+    QuerySet,
+    Value,
+    When,
+)
+from django.urls import reverse
 
 from monitor.pages.live.regions import Context, Region, register
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.dispatch.controller.steps import idle_gpus as idle_gpu_step
 from scheduler.facts.jobs import JobState
+from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.jobs.timeline import pages as timeline_pages
-from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.limits.throttle.pages import badge as mode_badge
 from scheduler.limits.throttle.pages.region import REGION
 from scheduler.models import BatchItem, Job
-from scheduler.submission.batches import live as batch_region
+from scheduler.submission.batches import live as batch_pages
 
-MOST_LINES = 8
+MOST_LINES, OWN_LINES, MOST_GROUPS = 8, 3, 6
+# Lines beyond the first ones are looked for among so many jobs.
+MOST_LOOKED_AT = 200
 WAITING_LAST = Case(
     When(state=JobState.QUEUED.value, then=Value(1)),
     default=Value(0),
@@ -42,19 +59,33 @@ BEGIN = Case(
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """A running batch, or an array with open jobs, as one line. ended: of all its jobs or items.
+
+    ends_at: the expected end; None: unknown.
+    """
+
+    url: str
+    name: str
+    owner: str
+    ended: int
+    total: int
+    failed: int = 0
+    ends_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """Running jobs, the longest running first, then waiting jobs in queue order.
 
-    `more` jobs have no line, among them the items of batches, which another region shows.
+    Jobs of `groups` have no lines of their own, nor have running models, which the board names.
+    own: further lines, each shown to its owner only.
     """
 
     running: int
-    waiting: int
+    groups: tuple[Group, ...]
     lines: tuple[JobLine, ...]
-
-    @property
-    def more(self) -> int:
-        return self.running + self.waiting - len(self.lines)
+    own: tuple[JobLine, ...]
 
 
 def in_order(jobs: QuerySet[Job]) -> QuerySet[Job]:
@@ -72,18 +103,72 @@ def load(now: datetime) -> Context:
     counts = dict(_counts())
     waiting = counts.pop(JobState.QUEUED.value, 0)
     running = sum(counts.values())
-    first = _first_jobs() if waiting or running else ()
+    lines, own = _job_lines() if waiting or running else ((), ())
     return {
-        "queue": Queue(running, waiting, tuple(job_lines.lines(first))),
+        "queue": Queue(running, _groups(now), lines, own),
         "waiting_jobs": waiting,
         "startable_jobs": len(idle_gpu_step.waiting_jobs()) if waiting else 0,
     }
 
 
-def _first_jobs() -> QuerySet[Job]:
+def _job_lines() -> tuple[tuple[JobLine, ...], tuple[JobLine, ...]]:
+    """The first lines, and then those that only their owners see."""
     is_item = Exists(BatchItem.objects.filter(job=OuterRef("pk")))
-    jobs = job_views.filtered(job_views.JobFilter(state="open")).exclude(is_item)
-    return calm_order(jobs)[:MOST_LINES]
+    runs_model = Q(model_service__isnull=False) & ~Q(state=JobState.QUEUED.value)
+    open_jobs = job_views.filtered(job_views.JobFilter(state="open"))
+    alone = calm_order(open_jobs.exclude(is_item).exclude(runs_model).filter(array=None))
+    first = list(alone[:MOST_LINES])
+    further = _further(alone, first) if len(first) == MOST_LINES else []
+    lines = tuple(job_lines.lines([*first, *further]))
+    return lines[: len(first)], lines[len(first) :]
+
+
+def _further(alone: QuerySet[Job], first: Sequence[Job]) -> QuerySet[Job]:
+    """The first few of each owner that are not among these."""
+    per_owner = Counter(job.owner_id for job in first)
+    chosen = []
+    for pk, owner in alone[MOST_LINES:MOST_LOOKED_AT].values_list("pk", "owner_id"):
+        per_owner[owner] += 1
+        if per_owner[owner] <= OWN_LINES:
+            chosen.append(pk)
+    return calm_order(job_views.jobs().filter(pk__in=chosen))
+
+
+def _groups(now: datetime) -> tuple[Group, ...]:
+    batches = (
+        Group(
+            url=reverse("batch", args=[batch.id]),
+            name=batch.name,
+            owner=batch.owner,
+            ended=batch.completed + batch.failed,
+            total=batch.total,
+            failed=batch.failed,
+            ends_at=batch.eta,
+        )
+        for batch in batch_pages.running(now)
+    )
+    return (*batches, *map(_of_array, _first_of_arrays()))
+
+
+@compiled_once
+def _first_of_arrays() -> QuerySet[Job]:
+    """A job of each array that has open jobs."""
+    open_jobs = Job.objects.exclude(state=JobState.FINISHED.value).filter(array__isnull=False)
+    firsts = open_jobs.order_by().values("array").annotate(first=Min("id")).values("first")
+    return Job.objects.filter(pk__in=firsts).select_related("owner").order_by("pk")[:MOST_GROUPS]
+
+
+def _of_array(job: Job) -> Group:
+    array = relations.array_of(job)
+    ended = array.size - array.waiting - array.running if array else 0
+    return Group(
+        url=f"{reverse('jobs')}?q=array+{job.array}",
+        name=job.name,
+        owner=job.owner.username,
+        ended=ended,
+        total=array.size if array else 0,
+        failed=ended - array.succeeded if array else 0,
+    )
 
 
 @compiled_once
@@ -95,7 +180,5 @@ def _counts() -> QuerySet[Any, tuple[str, int]]:
 def register_regions() -> None:
     register(mode_badge.REGION)
     register(REGION)
-    register(batch_region.REGION)
     register(timeline_pages.REGION)
-    register(prompt_pages.REGION)
     register(Region("queue", "scheduler/_queue.html", load, is_right=True))

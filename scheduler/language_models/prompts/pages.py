@@ -17,11 +17,10 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from monitor.facts.input_rules import holds_unstorable
-from monitor.pages.live.regions import Context, Region
-from monitor.runtime.rows.database import FilledTables
+from monitor.pages.live.regions import Context
 from scheduler.facts.prompts import DEFAULT_PRIORITY, OPEN, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import actions
-from scheduler.models import ModelService, Prompt
+from scheduler.models import Prompt
 
 LONGEST_TEXT = 100_000
 SHOWN = 5
@@ -137,18 +136,3 @@ def queues() -> list[ModelQueue]:
 def _why(model: str) -> str:
     waiting = Prompt.objects.filter(model=model, status=PromptStatus.QUEUED.value)
     return waiting.order_by("pk").values_list("waits_for", flat=True).first() or ""
-
-
-def load(_now: datetime) -> Context:
-    if not FilledTables(ModelService).read()[0]:
-        return {"has_models": False}
-    lines = queues()
-    return {
-        "has_models": True,
-        "lines": lines,
-        "waiting": sum(line.waiting for line in lines),
-        "running": sum(line.running for line in lines),
-    }
-
-
-REGION = Region("prompts", "scheduler/_prompts.html", load, place=49, is_right=True)

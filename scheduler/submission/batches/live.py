@@ -1,10 +1,11 @@
-"""The dashboard's region "batches": running batches, their GPUs, and the lengths of the queues."""
+"""Running batches as pages show them: progress, GPUs, and the lengths of the queues."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import QuerySet
 
@@ -12,7 +13,6 @@ from monitor.facts.claims import GpuTask
 from monitor.facts.readings import GpuReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.pages.live.cards import STATES
-from monitor.pages.live.regions import Context, Region
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.batches import BatchState, ExclusiveStep
 from scheduler.facts.jobs import JobState
@@ -83,12 +83,22 @@ class BatchPanel:
         return "BATCH (exclusive)" if self.step else "BATCH (shared)"
 
 
-def load(now: datetime) -> Context:
+def running(now: datetime) -> tuple[BatchPanel, ...]:
+    """The oldest running batches, without their GPUs."""
+    if not _running():
+        return ()
+    rows = Batch.objects.filter(state=BatchState.RUNNING.value).select_related("owner")
+    return tuple(panel(batch, None, now) for batch in rows.order_by("id")[:MOST_BATCHES])
+
+
+def load(now: datetime) -> dict[str, Any]:
     runs = {run.pk: run for run in _open_runs()}
     if not runs and not _running():
         return {"batches": (), "queues": None}
-    running = Batch.objects.filter(state=BatchState.RUNNING.value)
-    batches = (running | Batch.objects.filter(pk__in=runs)).select_related("owner").order_by("id")
+    running_rows = Batch.objects.filter(state=BatchState.RUNNING.value)
+    batches = (
+        (running_rows | Batch.objects.filter(pk__in=runs)).select_related("owner").order_by("id")
+    )
     chosen = sorted(batches[:50], key=lambda batch: (batch.pk not in runs, batch.pk))
     panels = tuple(panel(batch, runs.get(batch.pk), now) for batch in chosen[:MOST_BATCHES])
     return {"batches": panels, "queues": queues() if panels else None}
@@ -179,6 +189,3 @@ def queues() -> Queues:
     jobs = Job.objects.filter(state=JobState.QUEUED.value, model_service=None)
     prompts = Prompt.objects.filter(status=PromptStatus.QUEUED.value)
     return Queues(prompts=prompts.count(), jobs=jobs.count(), items=rows.queued_items())
-
-
-REGION = Region("batches", "scheduler/_batches.html", load, place=40, is_right=True)

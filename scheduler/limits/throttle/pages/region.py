@@ -1,4 +1,4 @@
-"""The dashboard's region "Why jobs are waiting", the same for all viewers."""
+"""Limits on starting jobs, the same for all viewers; the dashboard shows the urgent ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.jobs.lifecycle.rows import predictions
 from scheduler.limits.throttle import rows as throttle_rows
-from scheduler.limits.throttle.policy.mode import Mode
 from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral
 from scheduler.limits.throttle.policy.throttle import ThrottleMemory
-from scheduler.models import ModeState, Quota
+from scheduler.models import Quota
 
 # The example share in texts, if no default share is set.
 EXAMPLE_PCT = 30.0
@@ -35,6 +34,9 @@ SHAPES = {
     ConstraintEffect.SOFT: "warning",
     ConstraintEffect.NONE: "unknown",
 }
+
+
+URGENT = ("failing", "warning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +57,29 @@ class HostPressure:
     host: str
     lines: tuple[PressureLine, ...]
     quotas: str
-    mode: str
-    mode_reason: str
-    mode_since: datetime | None
-    mode_until: datetime | None
-
-    @property
-    def is_defensive(self) -> bool:
-        return self.mode == Mode.DEFENSIVE
 
 
 def load(now: datetime) -> Context:
-    modes = {row.host: row for row in throttle_rows.shown_modes("")}
     open_rows = constraint_rows.open_rows()
     hosts = []
     for host, at, allowed, memory in throttle_rows.shown():
         constraints = [_constraint(row) for row in open_rows if row.host == host]
         limits = _lines(allowed, memory) if now - at <= throttle_rows.STALE_AFTER else []
         lines = [*constraints, *_disks(host, now), *limits]
-        hosts.append(_pressure(host, lines, _quotas(allowed), modes.get(host)))
+        hosts.append(HostPressure(host, tuple(lines), _quotas(allowed)))
     waits = predictions.jobs_wait()
     return {"hosts": tuple(hosts), "several": len(hosts) > 1, "waits": waits}
 
 
-def _pressure(
-    host: str, lines: Sequence[PressureLine], quotas: str, mode: ModeState | None
-) -> HostPressure:
-    return HostPressure(
-        host=host,
-        lines=tuple(lines),
-        quotas=quotas,
-        mode=mode.mode if mode else "",
-        mode_reason=mode.reason if mode else "",
-        mode_since=mode.since_at if mode else None,
-        mode_until=mode.override_until if mode else None,
-    )
+def load_urgent(now: datetime) -> Context:
+    """The limits that need a person. Deferrals and busy GPUs pass by themselves."""
+    lines = [
+        (host.host, line)
+        for host in load(now)["hosts"]
+        for line in host.lines
+        if line.shape in URGENT
+    ]
+    return {"lines": lines, "several": len({host for host, _ in lines}) > 1}
 
 
 def _constraint(row: Constraint) -> PressureLine:
@@ -204,4 +194,4 @@ def _moment(t: float) -> datetime:
     return datetime.fromtimestamp(t, UTC)
 
 
-REGION = Region("pressure", "scheduler/_pressure.html", load, place=60)
+REGION = Region("pressure", "scheduler/_urgent_limits.html", load_urgent, place=60)

@@ -20,6 +20,7 @@ from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.limits.throttle import charts
 from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle.pages import region
 from scheduler.limits.throttle.policy.mode import Mode, ModePolicy
 from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
 from scheduler.models import ModeState
@@ -84,6 +85,7 @@ def mode(request: HttpRequest) -> HttpResponse:
         "adaptive": adaptive,
         "steps": charts.tier_steps(adaptive),
         "changes": events.recent(SHOWN, kind="MODE_CHANGED"),
+        **region.load(now),
     }
     return render(request, "scheduler/mode.html", context, status=422 if form.errors else 200)
 

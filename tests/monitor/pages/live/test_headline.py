@@ -61,16 +61,14 @@ def test_the_headline_names_the_worst_incident_that_makes_others_wait() -> None:
 
     assert (said.shape, said.verdict) == (
         "warning",
-        "Memory held idle on GPU 1: others wait; 1 more open incident",
+        "Memory held idle on GPU 1: others wait",
     )
-    assert (said.incidents, said.harmful) == (2, True)
 
 
 def test_a_harmless_incident_leaves_the_headline_green() -> None:
     said = summed([snapshot(2)], open_incidents(HARMLESS))
 
     assert (said.shape, said.verdict) == ("ok", "2 of 2 GPUs healthy")
-    assert not said.harmful
 
 
 @pytest.mark.parametrize(

@@ -73,20 +73,16 @@ def test_other_users_see_no_answer(
     assert "secret" not in as_user(bob).get(f"/models/small/?prompt={row.pk}").content.decode()
 
 
-def test_the_dashboard_shows_the_queue_of_prompts_beside_that_of_jobs(
+def test_the_page_of_a_model_shows_its_queue_of_prompts(
     small: ModelService, alice: User, as_user: AsUser
 ) -> None:
     prompt_of(alice, status="running")
     prompt_of(alice, waits_for="model boots, ready in ~85 s, position 1")
 
-    html = as_user(alice).get("/").content.decode()
+    html = as_user(alice).get("/models/small/").content.decode()
 
-    assert "1 running · 1 waiting" in html
+    assert "1 prompt running · 1 waiting" in html
     assert "model boots, ready in ~85 s, position 1" in html
-
-
-def test_without_models_the_dashboard_has_no_prompts(alice: User, as_user: AsUser) -> None:
-    assert ">Prompts</a></h2>" not in as_user(alice).get("/").content.decode()
 
 
 def test_the_page_shows_hit_rates_and_the_time_to_the_first_token(
