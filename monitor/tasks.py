@@ -18,7 +18,7 @@ from monitor.incidents.alerts.steps import outbox
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.runtime.rows import periodic_tasks
 from monitor.thresholds import rows as thresholds
-from monitor.usage.policy.ranges import STATE_CHANGES_KEPT, RetentionPolicy
+from monitor.usage.policy.ranges import MESSAGES_KEPT, STATE_CHANGES_KEPT, RetentionPolicy
 from monitor.usage.rows import pruning, rollups
 
 R = TypeVar("R")
@@ -79,7 +79,7 @@ def prune() -> dict[str, int]:
         hours=timedelta(days=config.hour_days),
         events=timedelta(days=retention.event_days),
         state_changes=STATE_CHANGES_KEPT,
-        messages=timedelta(days=retention.message_days),
+        messages=MESSAGES_KEPT,
     )
     deleted = pruning.prune(periods, timezone.now())
     periodic_tasks.done("prune", str(deleted), timezone.now())

@@ -13,7 +13,7 @@ from scheduler.facts.jobs import Outcome
 from scheduler.models import IdleChoice, IdleTemplate, Job
 from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.idle_work import rows
-from scheduler.submission.idle_work.policy import IdleWorkPolicy, candidates
+from scheduler.submission.idle_work.policy import candidates
 
 # A visitor sees its progress, and after a few minutes its end.
 ITEMS, ITEM_S = 125, 4
@@ -93,7 +93,6 @@ def seed_idle_work(users: Mapping[str, User], home: Path, now: datetime) -> None
 def _seed_choices(now: datetime) -> None:
     """Some jobs of the past two hours came from the templates."""
     templates = list(IdleTemplate.objects.select_related("account").order_by("name"))
-    policy = IdleWorkPolicy()
     for_gpus = [row for row in templates if rows.gpus_of(row.request)]
     for row in for_gpus:
         over = Job.objects.filter(owner=row.account, outcome=Outcome.SUCCEEDED.value)
@@ -108,6 +107,6 @@ def _seed_choices(now: datetime) -> None:
                 template=row.name,
                 job=job.pk,
                 seed=job.pk,
-                candidates=rows.candidates_row(candidates(rows.facts(for_gpus, at), policy, at)),
+                candidates=rows.candidates_row(candidates(rows.facts(for_gpus, at), at)),
             )
             Job.objects.filter(pk=job.pk).update(idle_template=row.name, priority=1)

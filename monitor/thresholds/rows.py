@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from monitor.facts.retired_thresholds import retired, sentence
+from monitor.facts.retired_thresholds import BY_OPERATORS, IN_SETTINGS, retired, sentence
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
 from monitor.runtime.rows.prepared import compiled_once
@@ -152,7 +152,7 @@ def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> b
 def retired_values() -> list[str]:
     """A sentence for each source that still sets former thresholds, which has no effect."""
     changed = {row.name: row.values for row in _changed()}
-    sources = ((settings.CONFIG.policy, f"in {FILE}"), (changed, "set in the admin"))
+    sources = ((settings.CONFIG.policy, IN_SETTINGS), (changed, BY_OPERATORS))
     return [sentence(names, origin) for tables, origin in sources if (names := retired(tables))]
 
 

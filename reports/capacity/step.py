@@ -24,11 +24,10 @@ from reports.capacity.facts import (
 )
 from reports.capacity.policy import alternatives, demand, percentiles
 from reports.capacity.policy.alternatives import Change
-from reports.capacity.policy.forecast import EPOCH, forecast
+from reports.capacity.policy.forecast import EPOCH, CapacityPolicy, forecast
 from reports.capacity.policy.replay import Replay, ReplayInput, wait_figures
 from scheduler.dispatch.inputs import PlanInput, PlanInputs, plan_policy
 from scheduler.facts.plans import Slot
-from scheduler.queue.planner.capacity import CapacityPolicy
 from scheduler.queue.planner.plan import plan
 
 # Ranges that are read: hours of GPUs, demand of jobs, and the replayed queue.

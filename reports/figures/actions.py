@@ -23,7 +23,7 @@ from reports.figures.facts import GpuFigures, GpuHours, Report, TrendPoint, User
 from reports.figures.policy import advice, jobs, people, privacy
 from reports.figures.policy.ledger import Ledger
 from reports.figures.policy.occupancy import spans
-from reports.figures.policy.thresholds import ReportPolicy
+from reports.figures.policy.thresholds import COVERAGE_PCT, HIGH_PCT, SUSTAINED_PCT, ReportPolicy
 from reports.figures.policy.violations import Standards, judged
 from reports.figures.rows import sections, usage, work
 from reports.periods import policy as periods
@@ -156,8 +156,8 @@ class _Reading:
             {gpu.uuid: gpu.memory_total_bytes or 0 for gpu in self.gpus},
             ZoneInfo(period.zone),
             bin_seconds(period),
-            self.policy.high_pct,
-            self.policy.sustained_pct,
+            HIGH_PCT,
+            SUSTAINED_PCT,
             lambda name: self.rights.entitlement(name) * self.machine_gpus,
         )
         waiting = jobs.by_hour(self.waits, since, until)
@@ -189,7 +189,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     recurring = tuple(
         p for p in work.patterns(read.gpus, period.zone) if names is None or p.user in names
     )
-    least = read.policy.coverage_pct
+    least = COVERAGE_PCT
     waits = [wait for wait in read.waits if names is None or wait.owner in names]
     return Report(
         period=period,
@@ -221,7 +221,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
 
 def _users(read: _Reading, period: Period, now: datetime, trend: Trend) -> tuple[UserFigures, ...]:
     targets = _targets(read, period, now)
-    past = work.past_jobs(period, read.gpus, read.policy.coverage_pct / 100)
+    past = work.past_jobs(period, read.gpus, COVERAGE_PCT / 100)
     return people.users(
         read.ledger,
         read.capacity_h,
@@ -239,7 +239,6 @@ def _heavy_use(
 ) -> tuple[tuple[Violation, ...], tuple[Violation, ...]]:
     """(violations, other heavy use) of these users."""
     standards = Standards(
-        policy=read.policy,
         gpu_time=read.gpu_time,
         exemptions=(*exemptions_of_policy(read.gpu_time), *incident_rows.exemptions(now)),
         entitled=read.entitled_pct,
@@ -255,7 +254,7 @@ def _heavy_use(
 
 def _gpus(read: _Reading, period: Period) -> tuple[GpuFigures, ...]:
     bin_s, marks = bin_seconds(period), read.incidents.marks
-    known = read.policy.coverage_pct / 100
+    known = COVERAGE_PCT / 100
     return tuple(
         people.gpu_figures(
             uuid, read.labels[uuid], sums, spans(sums, bin_s, known), marks.get(uuid, ())

@@ -10,14 +10,13 @@ from django.http import Http404, HttpResponse
 from monitor.incidents.alerts.senders import Attachment
 from monitor.journal.rows import audit
 from monitor.owners.identity.policy.privacy import Viewer
-from monitor.thresholds import rows as thresholds
 from reports.figures.actions import limited
 from reports.models import StoredFile, StoredReport
 from reports.periods import policy as periods
 from reports.render.actions import MEDIA
 from reports.render.wording import text as texts
 from reports.schedule import rows, step
-from reports.schedule.policy import DeliveryPolicy
+from reports.schedule.policy import REQUESTED_DAYS
 
 DAY = timedelta(days=1)
 ATTACHED = ("pdf", "html")
@@ -38,14 +37,13 @@ def store_requested(
     if not viewer.operator and rows.requested_since(viewer.username, now - DAY) >= rows.MOST_A_DAY:
         raise TooManyReports(f"You may store {rows.MOST_A_DAY} reports a day. Try again tomorrow.")
     report = limited(period, periods.scope(scope), viewer, now)
-    days = thresholds.current(DeliveryPolicy).requested_days
     row = step.make(
         report,
         StoredReport.Kind.REQUESTED,
         texts.title(report),
         viewer,
         by=viewer.username,
-        days=days,
+        days=REQUESTED_DAYS,
     )
     text = f"{viewer.username} stored the report {row.pk} of {row.scope}, {period.label}"
     audit.note("REPORT_STORED", text, by=viewer.username, now=now, subject=f"report {row.pk}")

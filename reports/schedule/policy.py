@@ -15,6 +15,10 @@ from reports.periods.facts import Period
 LONGEST_TEXT = 6000
 # Of the findings in an alert; the attached page has the rest.
 MOST_LINES = 4
+# An incident of unfair use that lasts longer adds a report to its alert.
+REPORTED_AFTER = timedelta(hours=1)
+# Days for which reports of incidents, and requested ones, are kept.
+INCIDENT_DAYS, REQUESTED_DAYS = 400, 90
 MORE = "…\nThe stored report has the rest."
 
 
@@ -23,11 +27,7 @@ class DeliveryPolicy:
     """Stored reports. Schedules have their own retention."""
 
     # fmt: off
-    incident_hours: float = threshold(1.0, "Report unfair use after", unit="h", ge=0.25, le=168,
-        help="An incident of unfair use that lasts longer adds a report to its alert.")
     own_days: float = threshold(400, "Keep weekly reports of users for", unit="d", ge=1, le=36_500)
-    incident_days: float = threshold(400, "Keep incident reports for", unit="d", ge=1, le=36_500)
-    requested_days: float = threshold(90, "Keep requested reports for", unit="d", ge=1, le=36_500)
     # fmt: on
 
 

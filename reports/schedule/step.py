@@ -34,7 +34,7 @@ from reports.render.engines.pdf import NoTypst
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
 from reports.schedule import policy, rows
-from reports.schedule.policy import DeliveryPolicy
+from reports.schedule.policy import INCIDENT_DAYS, REPORTED_AFTER, DeliveryPolicy
 from scheduler.jobs.notifications import rows as notifications
 from scheduler.jobs.notifications.policy import Letter
 
@@ -95,11 +95,10 @@ def make(
 
 def is_due(now: datetime) -> bool:
     """Whether there is anything to make or to delete."""
-    hours = thresholds.current(DeliveryPolicy).incident_hours
     return (
         any(_due_period(schedule, now) for schedule in rows.schedules(now))
         or any(_own_period(subscription, now) for subscription in rows.subscriptions(now))
-        or bool(rows.unfair_incidents(now, timedelta(hours=hours)))
+        or bool(rows.unfair_incidents(now, REPORTED_AFTER))
         or rows.has_old(now)
     )
 
@@ -115,8 +114,7 @@ def make_due(now: datetime) -> int:
     for subscription in rows.subscriptions(now):
         if period := _own_period(subscription, now):
             made += _tried(subscription, period, partial(_own, subscription, period, now), now)
-    hours = thresholds.current(DeliveryPolicy).incident_hours
-    unfair = rows.unfair_incidents(now, timedelta(hours=hours))
+    unfair = rows.unfair_incidents(now, REPORTED_AFTER)
     reported = isolation.each(
         unfair, lambda row: f"report of incident {row.pk}", lambda row: _incident(row, now), now
     )
@@ -205,7 +203,7 @@ def _incident(incident: Incident, now: datetime) -> StoredReport:
     report = build(period, scope, OPERATOR, now)
     where = f"GPU {incident.gpu.index} of {incident.host}" if incident.gpu else incident.host
     title = policy.incident_title(person, incident.program, incident.job_ref, where)
-    days = thresholds.current(DeliveryPolicy).incident_days
+    days = INCIDENT_DAYS
     stored = make(
         report, Kind.INCIDENT, title, OPERATOR, days=days, incident=incident,
         cover=Cover(title, incident.text),

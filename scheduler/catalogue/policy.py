@@ -21,10 +21,9 @@ from scheduler.limits.throttle.policy.pressure import PressurePolicy
 from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
 from scheduler.limits.throttle.policy.utilisation import UtilisationPolicy
 from scheduler.limits.time_windows.policy.rules import WindowPolicy
-from scheduler.queue.planner.capacity import CapacityPolicy, HostPolicy
+from scheduler.queue.planner.capacity import HostPolicy
 from scheduler.queue.planner.idle_gpus import IdlePolicy
 from scheduler.queue.planner.order import OrderPolicy
-from scheduler.queue.planner.placement import BackfillPolicy, RankPolicy
 from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.queue.sizing.policy import SizingPolicy
 from scheduler.submission.batches.policy import BatchPolicy
@@ -33,10 +32,8 @@ from scheduler.terminals.policy import InteractivePolicy
 
 POLICIES: dict[str, type[Any]] = {
     "adaptive": AdaptivePolicy,
-    "backfill": BackfillPolicy,
     "batches": BatchPolicy,
     "bounds": BoundsPolicy,
-    "capacity": CapacityPolicy,
     "cleaning": CleaningPolicy,
     "disk": DiskPolicy,
     "eviction": EvictionPolicy,
@@ -53,7 +50,6 @@ POLICIES: dict[str, type[Any]] = {
     "pressure": PressurePolicy,
     "prompts": PromptPolicy,
     "quotas": QuotaPolicy,
-    "rank": RankPolicy,
     "retries": RetryPolicy,
     "sizing": SizingPolicy,
     "utilisation": UtilisationPolicy,
@@ -79,11 +75,8 @@ TOPICS: dict[str, dict[str, str]] = {
         "windows": "Time windows",
         "preemption": "Preemption",
         "retries": "Retries",
-        "backfill": "Backfill",
-        "capacity": "GPU capacity",
         "host": "Host capacity",
         "sizing": "Learned GPU memory",
-        "rank": "Kinds of GPUs",
     },
     "Load control": {
         "pressure": "Deferral under load",

@@ -16,6 +16,8 @@ from scheduler.facts.units import size
 NEAR = 2
 # With less left, no job starts that has only its log there.
 LOGS_NEED_BYTES = 2 * GIB
+# %: a level ends when the use is this much below its threshold.
+CALM_PCT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,6 @@ class DiskPolicy:
         le=1_000_000, help="Or less than the part below, whichever is smaller.")
     block_free_pct: float = percent(5.0, "and with less free than this part",
         "Of the file system. 100 here and 1000000 GiB above leave the percentage alone.")
-    calm_pct: float = percent(1.0, "Hysteresis",
-        "A level ends when the use is this much below its threshold.")
     paths: tuple[str, ...] = threshold((), "Watched folders",
         "Absolute paths besides the data folder and the folder of checkpoints.")
     # fmt: on
@@ -75,7 +75,7 @@ def level(space: DiskSpace | None, policy: DiskPolicy, before: DiskLevel) -> Dis
         (DiskLevel.WARNING, policy.warn_pct),
     )
     for stage, limit in limits:
-        calm_pct = policy.calm_pct if _rank(before) >= _rank(stage) else 0.0
+        calm_pct = CALM_PCT if _rank(before) >= _rank(stage) else 0.0
         if not (limit < 100 and used > limit - calm_pct):
             continue
         if stage is not DiskLevel.BLOCKED or _is_short(space, policy, calm_pct):

@@ -12,6 +12,9 @@ from scheduler.disk.facts import Candidate, CleanRoot, CleanRule, DiskSpace, Fil
 
 ORDER = tuple(CleanRule)
 DATABASE_AGE = timedelta(days=1)
+# Stale checkpoints and data are older than this. Of each folder, this many checkpoints are kept.
+CHECKPOINT_AGE = DATA_AGE = timedelta(days=7)
+CHECKPOINTS_KEPT = 3
 DATABASE_ENDINGS = (".db", ".sqlite", ".sqlite3")
 # Folders of the system, and of all users together, are never cleaned.
 PROTECTED = (
@@ -43,13 +46,8 @@ class CleaningPolicy:
         "Empty database files (.db, .sqlite, .sqlite3) that are older than a day are deleted.")
     checkpoint_folders: tuple[str, ...] = threshold((), "Folders of checkpoints",
         "Besides the checkpoints of ended jobs.")
-    checkpoint_keep: int = threshold(3, "Checkpoints: newest to keep", ge=1, le=1000,
-        help="In each folder.")
-    checkpoint_days: float = threshold(7.0, "Stale checkpoints: older than", unit="d", ge=0,
-        le=3650)
     data_folders: tuple[str, ...] = threshold((), "Folders of data",
         "Files there are copied to the sync target, and deleted after the copy is verified.")
-    data_days: float = threshold(7.0, "Data: older than", unit="d", ge=0, le=3650)
     sync_target: str = threshold("", "Sync target",
         "Folder on another file system, such as a mounted store. Checkpoints and data are copied "
         "there by rsync, and deleted only after size and checksum of the copy are verified. "
@@ -142,22 +140,20 @@ def _matching(
         old = _before(now, DATABASE_AGE)
         return (f for f in files if f.is_empty_database and f.mtime_ns < old)
     if rule is CleanRule.CHECKPOINT:
-        return _stale(files, policy, now)
-    old = _before(now, timedelta(days=policy.data_days))
+        return _stale(files, now)
+    old = _before(now, DATA_AGE)
     return (f for f in files if f.mtime_ns < old)
 
 
-def _stale(
-    files: Iterable[FileEntry], policy: CleaningPolicy, now: datetime
-) -> Iterator[FileEntry]:
+def _stale(files: Iterable[FileEntry], now: datetime) -> Iterator[FileEntry]:
     """All but the newest of each folder, if they are old enough."""
     folders: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
     for file in files:
         folders[file.root, *file.parts[:-1]].append(file)
-    old = _before(now, timedelta(days=policy.checkpoint_days))
+    old = _before(now, CHECKPOINT_AGE)
     for group in folders.values():
         group.sort(key=_age, reverse=True)
-        yield from (file for file in group[policy.checkpoint_keep :] if file.mtime_ns < old)
+        yield from (file for file in group[CHECKPOINTS_KEPT:] if file.mtime_ns < old)
 
 
 def _before(now: datetime, age: timedelta) -> int:

@@ -45,13 +45,11 @@ from scheduler.models import EngineStatus, EngineTask
 from scheduler.queue.planner import capacity
 from scheduler.queue.planner.capacity import (
     CapacityContext,
-    CapacityPolicy,
     HostPolicy,
     Peaks,
 )
 from scheduler.queue.planner.gates import PlannerThresholds
 from scheduler.queue.planner.order import OrderPolicy
-from scheduler.queue.planner.placement import BackfillPolicy, RankPolicy
 from scheduler.queue.planner.preemption import PreemptionPolicy
 
 # Lifetime of cached values that change rarely.
@@ -324,7 +322,6 @@ class PlanInputs:
             now,
             host=self._host,
             context=context,
-            capacity=self._rules(now).capacity,
         )
         batches = gpu_closures.gpus_of_batches(self._host)
         if not batches:
@@ -355,12 +352,9 @@ def _on_named_gpus(queue: list[QueuedJob]) -> list[QueuedJob]:
 def _rules(_now: datetime) -> PlannerThresholds:
     in_force = thresholds.ThresholdsInForce()
     return PlannerThresholds(
-        backfill=in_force.of(BackfillPolicy),
-        capacity=in_force.of(CapacityPolicy),
         host=in_force.of(HostPolicy),
         order=in_force.of(OrderPolicy),
         preemption=in_force.of(PreemptionPolicy),
-        rank=in_force.of(RankPolicy),
         quotas=in_force.of(QuotaPolicy),
         windows=in_force.of(WindowPolicy),
     )

@@ -24,6 +24,19 @@ FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(minutes=5)
 LONGEST_UNKNOWN_ACCOUNT = timedelta(hours=6)
 
 
+# %: a process of a job gets at most this share of the host's memory, beside the threshold in GiB.
+PROCESS_MEMORY_PCT = 80.0
+# Processes and threads of a job, which protects the host from fork bombs.
+PIDS = 32_768
+# Seconds of a period: a job limited to 30 % of GPU time runs for 0.3 of it.
+PERIOD_S = 1.0
+# Nice value of jobs while the host is busy; 19 is the lowest priority.
+NICE = 10
+# %: the host is busy from the first CPU use on, or from this time on in which some task waited for
+# I/O (PSI some). It is quiet again below the second CPU use and half of that time.
+BUSY_CPU_PCT, QUIET_CPU_PCT, BUSY_IO_PCT = 90.0, 75.0, 20.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundsPolicy:
     """Resource limits of jobs, where the host supports them."""
@@ -36,31 +49,18 @@ class BoundsPolicy:
         help="Limit for all processes of a job together. A job may request less.")
     memory_gib: float | None = threshold(None, "Memory per job", unit="GiB", ge=0.05,
         help="Host memory. A job that exceeds it is killed. A job may request less.")
-    default_memory_gib: float | None = threshold(None, "Memory of a job that declares none",
-        unit="GiB", ge=0.05, help="Host memory; the lower of this value and the share below. A job "
-             "near its limit is asked to save its work. Model services are exempt.")
-    default_memory_pct: float = percent(80.0, "The same as a share of the host",
-        "Of the memory of the host. 100 = no such limit.")
+    default_memory_pct: float = percent(80.0, "Memory of a job that declares none",
+        "Of the memory of the host. A job near its limit is asked to save its work. Model services "
+        "are exempt. 100 = no such limit.")
     process_memory_gib: float | None = threshold(80.0, "Memory of a process", unit="GiB", ge=0.05,
-        help="Host memory of each process of a job; the lower of this value and the share below. "
-             "A job that declares more may have it in one process. The job is warned, asked to "
-             "save its work, and then ended. Model services are exempt.")
-    process_memory_pct: float = percent(80.0, "The same as a share of the host",
-        "Of the memory of the host. 100 = no such limit.")
-    pids: int | None = threshold(32_768, "Processes and threads per job", ge=16,
-        help="Protects the host from fork bombs.")
+        help="Host memory of each process of a job; the lower of this value and 80 % of the "
+             "host. A job that declares more may have it in one process. The job is warned, asked "
+             "to save its work, and then ended. Model services are exempt.")
     log_mib: int = threshold(1024, "Maximum log size", unit="MiB", ge=0, le=1_048_576,
         help="Per attempt. The job continues, but only the beginning and the end of its output "
              "are kept. 0 = no limit.")
     hide_gpus: bool = threshold(True, "Hide other GPUs",
         "A job cannot open GPUs that are not allocated to it, whatever CUDA_VISIBLE_DEVICES says.")
-    cap_share: bool = threshold(True, "Enforce GPU time limits",
-        "A job with a GPU time limit is paused for the rest of each period.")
-    period_s: float = threshold(1.0, "Period of GPU time limits", unit="s", ge=0.1, le=60,
-        help="A job limited to 30 % runs for 0.3 of the period. Choose a period longer than the "
-             "job's steps.")
-    mps: bool = threshold(True, "Use MPS for GPU time limits",
-        "If the NVIDIA MPS daemon is running, it enforces the limits and jobs are not paused.")
     ports: int = threshold(8, "Ports per job", ge=0, le=256,
         help="TCP ports that no other running job of the host has. 0 = jobs get none.")
     first_port: int = threshold(20_000, "First port of jobs", ge=1024, le=65_535,
@@ -82,11 +82,11 @@ class BoundsPolicy:
 
         host_bytes: memory of the host; None = unknown.
         """
-        return _lower_of(self.default_memory_gib, self.default_memory_pct, host_bytes)
+        return _lower_of(None, self.default_memory_pct, host_bytes)
 
     def process_bytes(self, host_bytes: int | None) -> int | None:
         """The limit of a process of a job that does not declare more; None = no limit."""
-        return _lower_of(self.process_memory_gib, self.process_memory_pct, host_bytes)
+        return _lower_of(self.process_memory_gib, PROCESS_MEMORY_PCT, host_bytes)
 
 
 def port_blocks(policy: BoundsPolicy, taken: Sequence[range], *, start: int) -> Iterator[range]:
@@ -143,23 +143,9 @@ class NicePolicy:
 
     # fmt: off
     enabled: bool = threshold(True, "Lower job priority on a busy host",
-        "Jobs get a lower CPU priority while the host is busy.")
-    nice: int = threshold(10, "Nice value", ge=1, le=19,
-        help="Of jobs while the host is busy; 19 is the lowest priority.")
-    idle_io: bool = threshold(True, "Idle I/O class",
-        "Jobs access the disk only while no other process does, as long as the host is busy.")
-    busy_cpu_pct: float = threshold(90.0, "Busy above", unit="%", ge=1, le=100,
-        help="CPU use of the host.")
-    quiet_cpu_pct: float = percent(75.0, "Quiet below",
-        "Jobs then return to their normal priority.")
-    busy_io_pct: float = threshold(20.0, "Disk busy above", unit="%", ge=1, le=100,
-        help="Time in which some task waited for I/O (PSI some).")
+        "While the host is busy, jobs get a lower CPU priority, and the disk only while no other "
+        "process uses it.")
     # fmt: on
-
-    def conflicts(self) -> dict[str, str]:
-        if self.quiet_cpu_pct >= self.busy_cpu_pct:
-            return {"quiet_cpu_pct": "it must be below the value for busy"}
-        return {}
 
 
 def is_busy(
@@ -169,12 +155,12 @@ def is_busy(
     if not policy.enabled:
         return False
     busy = [
-        cpu_pct is not None and cpu_pct >= policy.busy_cpu_pct,
-        io_pct is not None and io_pct >= policy.busy_io_pct,
+        cpu_pct is not None and cpu_pct >= BUSY_CPU_PCT,
+        io_pct is not None and io_pct >= BUSY_IO_PCT,
     ]
     quiet = [
-        cpu_pct is not None and cpu_pct < policy.quiet_cpu_pct,
-        io_pct is None or io_pct < policy.busy_io_pct / 2,
+        cpu_pct is not None and cpu_pct < QUIET_CPU_PCT,
+        io_pct is None or io_pct < BUSY_IO_PCT / 2,
     ]
     return any(busy) or (was_busy and not all(quiet))
 

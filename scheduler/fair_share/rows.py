@@ -22,7 +22,7 @@ from scheduler.facts.plans import RunningJob
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging, quotas
-from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy.quotas import CATCH_UP, QuotaPolicy
 from scheduler.limits.quotas.rows import Quotas
 from scheduler.models import HostCapacity, Job, UsageShare
 
@@ -175,7 +175,7 @@ def past_targets(at: datetime) -> dict[str, float]:
     demand = Job.objects.filter(submitted_at__lte=at).exclude(ended_at__lte=at).order_by()
     wanting = sorted(set(demand.values_list("owner__username", flat=True).distinct()))
     weights = charging.weights({name: quotas_.of(name).share_pct for name in wanting})
-    return charging.targets(weights, used, policy.catch_up)
+    return charging.targets(weights, used, CATCH_UP)
 
 
 class QuotaSnapshot:
@@ -202,9 +202,7 @@ class QuotaSnapshot:
         weights = charging.weights({name: self.quotas.of(name).share_pct for name in names})
         usage = {name: used.usage for name, used in self.used.items()}
         accounts = {name: self.account(name, running.get(name, NONE)) for name in names}
-        targets = charging.targets(
-            weights, usage, self.policy.catch_up, self._demands(accounts, wanted)
-        )
+        targets = charging.targets(weights, usage, CATCH_UP, self._demands(accounts, wanted))
         return {
             name: replace(account, weight=weights[name], target=targets[name])
             for name, account in accounts.items()

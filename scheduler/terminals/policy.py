@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from monitor.facts.formats import duration
-from monitor.facts.thresholds import percent, threshold
+from monitor.facts.thresholds import threshold
 from scheduler.queue.sizing.facts import GpuMinute
 
 # A minute with less measured time is unknown.
@@ -19,21 +19,28 @@ LEAST_COVERAGE = 0.8
 MINUTE = timedelta(minutes=1)
 
 
+# The terminal shows a warning this many minutes before the end.
+WARN_BEFORE_MINUTES = 10
+# %: utilisation of one of the job's GPUs, mean of a minute, that counts as use.
+BUSY_PCT = 5.0
+# An interactive job without a connected terminal gets SIGHUP after this time.
+RECONNECT_S = 300.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InteractivePolicy:
     """Idle rule and connection of interactive jobs (`gpucoord shell`)."""
 
     # fmt: off
-    warn_minutes: int = threshold(20, "Warn after idle", unit="min", ge=1, le=10_080,
-        help="Time without use of the job's GPUs after which its terminal shows a warning.")
     end_minutes: int = threshold(30, "End after idle", unit="min", ge=0, le=10_080,
-        help="The job is cancelled after this time without use, and not before the difference to "
-        "the warning has passed. 0: never.")
-    busy_pct: float = percent(5.0, "In use above",
-        "Utilisation of one of its GPUs, mean of a minute, that counts as use.")
-    reconnect_minutes: int = threshold(5, "Time to reconnect", unit="min", ge=1, le=1440,
-        help="An interactive job without a connected terminal gets SIGHUP after this time.")
+        help="The job is cancelled after this time without use. Its terminal shows a warning 10 "
+             "minutes before. 0 = never.")
     # fmt: on
+
+    @property
+    def warn_minutes(self) -> int:
+        """Time without use after which the terminal shows a warning."""
+        return max(1, self.end_minutes - WARN_BEFORE_MINUTES)
 
 
 class Step(Enum):
@@ -43,14 +50,12 @@ class Step(Enum):
     END = "end"
 
 
-def used_at(
-    minutes: Iterable[GpuMinute], started_at: datetime, policy: InteractivePolicy
-) -> datetime:
+def used_at(minutes: Iterable[GpuMinute], started_at: datetime) -> datetime:
     """The end of the newest minute that counts as use; without such a minute, the start."""
     ends = [
         datetime.fromtimestamp(minute.t, UTC) + MINUTE
         for minute in minutes
-        if _is_unknown(minute) or 100 * minute.sm_s >= policy.busy_pct * minute.known_s
+        if _is_unknown(minute) or 100 * minute.sm_s >= BUSY_PCT * minute.known_s
     ]
     return max([started_at, *ends])
 
@@ -81,6 +86,6 @@ def warning(used: datetime, policy: InteractivePolicy, now: datetime) -> str:
     idle = duration((now - used).total_seconds())
     left = duration((ends_at(used, now, policy) - now).total_seconds())
     return (
-        f"This job has used less than {policy.busy_pct:g} % of each of its GPUs for {idle}."
+        f"This job has used less than {BUSY_PCT:g} % of each of its GPUs for {idle}."
         f" The job ends in {left} unless they are used."
     )

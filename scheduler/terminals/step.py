@@ -14,7 +14,7 @@ from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Job
 from scheduler.queue.sizing import step as sizing_rows
-from scheduler.terminals.policy import InteractivePolicy, Step, decide, used_at, warning
+from scheduler.terminals.policy import BUSY_PCT, InteractivePolicy, Step, decide, used_at, warning
 
 ENDED_BY = "gpucoord (idle GPU)"
 
@@ -59,7 +59,7 @@ class IdleTerminals:
         if snapshot is None:
             return {}
         policy = thresholds.current(InteractivePolicy)
-        readable = readable_gpus(snapshot, policy.busy_pct)
+        readable = readable_gpus(snapshot, BUSY_PCT)
         attempts = [a for a in attempts_on_gpus(self._host) if readable.issuperset(a.gpu_uuids)]
         done = self._isolation.each(
             attempts,
@@ -84,7 +84,7 @@ def readable_gpus(snapshot: Snapshot, busy_pct: float) -> set[str]:
 def _judge(attempt: Attempt, policy: InteractivePolicy, now: datetime) -> Step:
     job, started_at = attempt.job, attempt.started_at or attempt.placed_at
     since = now - timedelta(minutes=max(policy.end_minutes, policy.warn_minutes) + 2)
-    used = used_at(sizing_rows.minutes(attempt, since), started_at, policy)
+    used = used_at(sizing_rows.minutes(attempt, since), started_at)
     step = decide(used, job.idle_warned_at, policy, now)
     if step is Step.WARN:
         warn(job, warning(used, policy, now), now)

@@ -19,7 +19,7 @@ from tests.processes.test_up_serves_models import COMMAND, Client
 
 pytestmark = pytest.mark.processes
 NEVER = {"warn_pct": 100, "clean_pct": 100, "block_pct": 100}
-POLICY = {"disk": NEVER, "batches": {"announce_s": 1}}
+POLICY = {"disk": NEVER}
 ITEMS = [f"item {number}" for number in range(6)]
 STEPS = ["announced", "draining", "unloading", "working", "reloading", "ended"]
 

@@ -31,6 +31,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     floor = {"block_free_gib": left_gib * 0.6, "block_free_pct": 100}
     quiet = {"memory_busy_pct": 100, "memory_stall_pct": 100, "io_wait_pct": 100}
     policy = {"disk": disk | floor, "hogs": {"sustained_minutes": 0.1}, "constraints": quiet}
+    # Of an earlier release.
+    policy["cooling"] = {"wait_s": 9}
     with Service(folder / "data", GPUCOORD_POLICY=json.dumps(policy)) as running:
         yield running
 
@@ -59,6 +61,11 @@ def test_from_a_new_server_to_a_user_who_has_run_a_job(service: Service) -> None
     assert "hello" in output(service, "submit", "--name", "of-root", "--", "echo", "hello")
     checked = gpucoord(service, "check").stdout
     assert "Jobs with a folder there will soon wait." in checked
+    former = (
+        "cooling.wait_s is no threshold any more: its value in gpucoord.toml or GPUCOORD_POLICY is"
+    )
+    assert former in checked
+    assert former in service.text()
 
     output(service, "user", "add", "zoe")
     output(service, "quota", "set", "zoe", "--share", "30")

@@ -12,7 +12,7 @@ from scheduler.facts.people import Capacity, UserAccount
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.charging import GpuUseSpan
-from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy.quotas import CATCH_UP, ENTRY_S, QuotaPolicy
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, gpu_uuid, slot
 
@@ -43,7 +43,6 @@ class Box:
         self._random = random.Random(self.seed)
         self._number = 0
         self._at_0 = self.now
-        self._entry_s = self.policy.entry_hours * HOUR_S
         self._half_life_s = self.policy.half_life_hours * HOUR_S
 
     def comes(self, name: str) -> None:
@@ -96,7 +95,7 @@ class Box:
         seconds = (until - self.now).total_seconds()
         for name in {*self.people, *self.outside}:
             self.took_s[name] = self.took_s.get(name, 0.0) + self.have(name) * seconds
-        kept = charging.unpaid_seconds(self.held, self.now, until, self._entry_s)
+        kept = charging.unpaid_seconds(self.held, self.now, until, ENTRY_S)
         rates = {
             name: (self.outside.get(name, 0) + kept.get(name, 0.0) / max(1e-9, seconds)) / GPUS
             for name in {*self.people, *self.outside}
@@ -108,8 +107,8 @@ class Box:
         self.held = [hold for hold in self.held if hold.until_at is None or hold.until_at > until]
 
     def _pay(self, since: datetime, until: datetime) -> None:
-        for name, count in charging.fees(self.held, since, until, self._entry_s).items():
-            fee = charging.entry(count / GPUS, self._entry_s, self._half_life_s)
+        for name, count in charging.fees(self.held, since, until, ENTRY_S).items():
+            fee = charging.entry(count / GPUS, ENTRY_S, self._half_life_s)
             self.usage[name] = max(0.0, self.usage.get(name, 0.0) + fee)
 
     def _job(self, owner: str) -> QueuedJob:
@@ -135,7 +134,7 @@ class Box:
 
     def _accounts(self) -> dict[str, UserAccount]:
         weights = charging.weights(dict.fromkeys(self.people))
-        targets = charging.targets(weights, self.usage, self.policy.catch_up)
+        targets = charging.targets(weights, self.usage, CATCH_UP)
         here = Capacity(gpu_uuids=tuple(gpu_uuid(i) for i in range(GPUS)), gpu_bytes=80 * GIB)
         return {
             name: UserAccount(

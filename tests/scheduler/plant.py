@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from scheduler.limits.throttle.policy.throttle import Smoothed
 from scheduler.limits.throttle.policy.utilisation import (
+    SETTLE_S,
+    SMOOTH_S,
     Level,
     UtilisationInput,
     UtilisationPolicy,
@@ -57,14 +59,14 @@ class Plant:
         loads = [self._load(gpu) for gpu in range(self.gpus)]
         use = sum(loads) / self.gpus
         noisy = min(100.0, max(0.0, use + self._random.uniform(-3, 3)))
-        self._mean = self._mean.fed(noisy, TICK_S, self.policy.smooth_s)
+        self._mean = self._mean.fed(noisy, TICK_S, SMOOTH_S)
         with_jobs = {gpu for gpu, _, _ in self._jobs}
         quiet = [g for g in range(self.gpus) if g not in with_jobs and loads[g] < 10]
         utilisation = UtilisationInput(
             use=self._mean.mean(),
             others=self.others(self.t),
             running=len(self._jobs),
-            young=sum(self.t - since < self.policy.settle_s for _, since, _ in self._jobs),
+            young=sum(self.t - since < SETTLE_S for _, since, _ in self._jobs),
             quiet=len(quiet),
             gpus=self.gpus,
         )

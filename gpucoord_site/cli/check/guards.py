@@ -37,7 +37,7 @@ def retired_thresholds(config: Config) -> Iterator[Finding]:
     in_settings = former.retired(config.policy)
     sentences: list[str] | None = _from_rows(config, lambda rows: rows.retired_values())
     if sentences is None:
-        sentences = [former.sentence(in_settings, f"in {FILE}")] if in_settings else []
+        sentences = [former.sentence(in_settings, former.IN_SETTINGS)] if in_settings else []
     for text in sentences:
         yield warn("thresholds", text, "remove it; docs/reference/thresholds.md lists all")
 

@@ -13,8 +13,9 @@ from monitor.facts.formats import GIB
 from monitor.incidents import facts as rules
 from monitor.incidents.enforcement.policy import Step
 from monitor.incidents.enforcement.wording import TITLES
-from monitor.incidents.policy.thresholds import GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.rules.cpu import CPU_PCT
+from monitor.incidents.rules.memory import HOG_PCT
 from monitor.models import Claim, Gpu, Incident, Message, ProcessUse, Response
 from monitor.owners.identity.policy.privacy import Viewer
 from monitor.pages.live.cards import in_gib
@@ -42,12 +43,11 @@ MOST_BEFORE_S = 6 * 3600
 def evidence(incident: Incident, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """Template variables: charts of the incident's time, or of the range in the query."""
     chosen = _window(incident, query, now).in_minutes
-    in_force = thresholds.ThresholdsInForce()
-    hogs, memory = in_force.of(GpuTimePolicy), in_force.of(MemoryPolicy)
+    hogs = thresholds.current(GpuTimePolicy)
     rows = _rows(incident, chosen)
     seen_s = sum(row["seen_s"] for row in rows)
     covered = min(100.0, 100 * seen_s / chosen.seconds) if chosen.seconds else None
-    drawn = history_content.drawn(_panels(incident, hogs, memory), rows, chosen, now, covered)
+    drawn = history_content.drawn(_panels(incident, hogs), rows, chosen, now, covered)
     is_over = incident.closed_at is not None
     marks = {
         "began": incident.since_at.timestamp(),
@@ -94,7 +94,7 @@ def _uses(incident: Incident) -> QuerySet[ProcessUse]:
     )
 
 
-def _panels(incident: Incident, hogs: GpuTimePolicy, memory: MemoryPolicy) -> list[Panel]:
+def _panels(incident: Incident, hogs: GpuTimePolicy) -> list[Panel]:
     total = incident.gpu.memory_total_bytes if incident.gpu else None
     if incident.rule == rules.ORPHANED:
         held = mean("memory_byte_s", "memory_known_s", GIB)
@@ -108,7 +108,7 @@ def _panels(incident: Incident, hogs: GpuTimePolicy, memory: MemoryPolicy) -> li
         count = max(1, Gpu.objects.filter(host=incident.host).count())
         share = _part_of(count)
         return [_banded("Share of all GPUs", "%", share, 100, incident.expected_pct)]
-    use, held_limit = _limits(incident, hogs, memory, total)
+    use, held_limit = _limits(incident, hogs, total)
     several = incident.rule == rules.UNUSED_GPUS
     top = None if several else in_gib(total)
     return [
@@ -122,13 +122,13 @@ def _scale(several: bool) -> tuple[str, Value, float]:
 
 
 def _limits(
-    incident: Incident, hogs: GpuTimePolicy, memory: MemoryPolicy, total: int | None
+    incident: Incident, hogs: GpuTimePolicy, total: int | None
 ) -> tuple[float | None, float | None]:
     """The rule's thresholds on use (%) and on memory (GiB)."""
     if incident.rule == rules.SUSTAINED:
         return hogs.sustained_pct, None
     if incident.rule == rules.MEMORY_HOG and total:
-        return None, memory.hog_pct / 100 * total / GIB
+        return None, HOG_PCT / 100 * total / GIB
     if incident.rule == rules.OVER_MEMORY:
         booked = Claim.objects.filter(job_ref=incident.job_ref, gpu_uuid=incident.gpu_id)
         size = booked.values_list("memory_bytes", flat=True).first()

@@ -51,9 +51,7 @@ class MemoryPolicy:
 
     # fmt: off
     hog_on: bool = threshold(True, "Detect GPU memory overuse",
-        "Memory hog: a user holds most of one GPU's memory for 10 minutes, outside jobs.")
-    hog_pct: float = percent(80.0, "Memory overuse: opens above",
-        "Share of one GPU's memory that a user holds outside jobs.")
+        "Memory hog: a user holds 80 % of one GPU's memory for 10 minutes, outside jobs.")
     leak_on: bool = threshold(True, "Detect memory leaks",
         "The GPU memory of a process grows steadily for an hour, by at least 1 GiB.")
     idle_on: bool = threshold(True, "Detect idle memory",

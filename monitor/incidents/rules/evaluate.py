@@ -195,7 +195,7 @@ def log_figures(
         rules.FAIR_SHARE: None if expected_pct is None else expected_pct + margin,
         rules.IDLE_HELD: memory_rules.IDLE_PCT,
         rules.UNUSED_GPUS: booking_rules.UNUSED_PCT,
-        rules.MEMORY_HOG: policies.memory.hog_pct,
+        rules.MEMORY_HOG: memory_rules.HOG_PCT,
         rules.OVER_MEMORY: 100 + booking_rules.OVER_MARGIN_PCT,
         rules.CPU_HOG: cpu_rules.CPU_PCT,
     }

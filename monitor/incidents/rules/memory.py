@@ -59,8 +59,8 @@ def _rank_sums(count: int) -> tuple[int, ...]:
     return tuple(sums)
 
 
-# Minutes over which the memory of a hog is measured.
-HOG_MINUTES = 10.0
+# A hog holds this share of a GPU's memory in %, measured over these minutes.
+HOG_PCT, HOG_MINUTES = 80.0, 10.0
 # A leak grows by this much in an hour, measured over this time, and this part of all pairs of
 # points rises (Mann–Kendall).
 LEAK_GIB_PER_HOUR, LEAK_MINUTES, LEAK_RISING_PCT = 1.0, 60.0, 85.0
@@ -97,9 +97,9 @@ def memory_hog(
         least = held_bytes(used, now)
         if group.key in reported or not total or now is None or least is None:
             continue
-        if 100 * least / total <= policy.hog_pct * KEEPS:
+        if 100 * least / total <= HOG_PCT * KEEPS:
             continue
-        above = 100 * least / total > policy.hog_pct
+        above = 100 * least / total > HOG_PCT
         yield Finding(
             rule=MEMORY_HOG,
             key=group.key,
@@ -190,7 +190,7 @@ def idle_held(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
             opens = (
                 since is not None
                 and inputs.t - since >= seconds
-                and _is_needed_by_others(group, process, inputs)
+                and _is_needed_by_others(group, inputs)
             )
             yield _of_process(
                 IDLE_HELD, inputs, group, process, since or series.end - seconds, opens
@@ -203,7 +203,7 @@ def _idle_since(series: Series, pct: float) -> float | None:
     return quiet_since(series, IDLE_PCT, COVERAGE_PCT / 100)
 
 
-def _is_needed_by_others(group: Group, process: ProcessReading, inputs: RuleInput) -> bool:
+def _is_needed_by_others(group: Group, inputs: RuleInput) -> bool:
     """Whether other users work on that GPU or wait for it."""
     if inputs.waiting_for(group.gpu.uuid, group.owner):
         return True

@@ -157,17 +157,16 @@ def moment(text: str | None, zone: tzinfo) -> int | None:
     return int(valid.timestamp())
 
 
-# Changes of a GPU between idle and busy, of which there are many.
-STATE_CHANGES_KEPT = timedelta(days=7)
+# Changes of a GPU between idle and busy, of which there are many, and records of sent alerts and
+# warnings.
+STATE_CHANGES_KEPT, MESSAGES_KEPT = timedelta(days=7), timedelta(days=90)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Retention of events and messages. Samples have settings of their own."""
+    """Retention of events. Samples have settings of their own."""
 
     # fmt: off
     event_days: float = threshold(90, "Events", unit="d", ge=1, le=3650,
         help="Retention period for events.")
-    message_days: float = threshold(90, "Messages", unit="d", ge=8, le=3650,
-        help="Retention period for records of sent alerts and warnings.")
     # fmt: on

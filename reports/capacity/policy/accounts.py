@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
 from scheduler.facts.plans import RunningJob
 from scheduler.limits.quotas.policy import charging, quotas
-from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy.quotas import CATCH_UP, QuotaPolicy
 
 # GPUs that each user's processes outside jobs use from a moment on, oldest first.
 OutsideUse = Sequence[tuple[datetime, Mapping[str, float]]]
@@ -76,7 +76,7 @@ class Accounts:
         names = sorted({*waiting, *(job.owner for job in running)})
         limits = {name: self._given.quotas.get(name, Quota()) for name in names}
         weights = charging.weights({name: limits[name].share_pct for name in names})
-        targets = charging.targets(weights, self._usage, self._policy.catch_up)
+        targets = charging.targets(weights, self._usage, CATCH_UP)
         mine: dict[str, list[RunningJob]] = {name: [] for name in names}
         for job in running:
             mine[job.owner].append(job)

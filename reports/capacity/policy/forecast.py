@@ -9,10 +9,12 @@ that growth goes on as it did and that days are independent. Weekends widen the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from math import sqrt
 from statistics import NormalDist
 
+from monitor.facts.thresholds import threshold
 from reports.capacity.facts import Forecast
 
 # Two weeks: each weekday twice.
@@ -21,6 +23,16 @@ LEAST_DAYS = 14
 HORIZON_FACTOR, LONGEST_HORIZON = 2, 365
 INTERVAL = 0.8
 EPOCH = date(1970, 1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPolicy:
+    """Capacity planning."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Capacity planning",
+        "Percentiles, forecast and what-if replays, computed once a day, and their metrics.")
+    # fmt: on
 
 
 def forecast(days: Sequence[tuple[int, float]], supply: int) -> Forecast | None:

@@ -17,7 +17,12 @@ from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt, is_exe
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from reports.figures.facts import Violation
 from reports.figures.policy.ledger import ProcessSums, UseFact
-from reports.figures.policy.thresholds import ReportPolicy
+from reports.figures.policy.thresholds import (
+    COVERAGE_PCT,
+    HIGH_PCT,
+    SUSTAINED_PCT,
+    VIOLATION_HOURS,
+)
 
 HOUR_S = 3600
 # Of the period.
@@ -36,7 +41,6 @@ class Standards:
     over the period above it.
     """
 
-    policy: ReportPolicy
     gpu_time: GpuTimePolicy
     exemptions: tuple[ExemptionRule, ...]
     entitled: Callable[[str], float]
@@ -90,21 +94,21 @@ def _line_of(
     group: Sequence[ProcessSums], names: Mapping[str, str], standards: Standards, is_harmful: bool
 ) -> Violation | None:
     """None: not enough use, or measured too badly; of a violation, not above the entitlement."""
-    policy, owner = standards.policy, group[0].use.owner or ""
+    owner = group[0].use.owner or ""
     if is_harmful:
         high = sum(s.harmful_high_s for s in group)
         sustained = sum(s.harmful_sustained_s for s in group)
     else:
         high, sustained = sum(s.high_s for s in group), sum(s.sustained_s for s in group)
-    seconds, level = sustained, policy.sustained_pct
+    seconds, level = sustained, SUSTAINED_PCT
     if high >= 0.5 * sustained:
-        seconds, level = high, policy.high_pct
+        seconds, level = high, HIGH_PCT
     held, known_s = sum(s.held_s for s in group), sum(s.known_s for s in group)
     coverage = known_s / held if held else 0.0
     # Processes at the same time delay the same jobs.
     waited = sum({t: s for sums in group for t, s in sums.waited.items()}.values())
-    least = max(policy.violation_hours * HOUR_S, LEAST_PART * standards.period_s)
-    if seconds < least or 100 * coverage < policy.coverage_pct:
+    least = max(VIOLATION_HOURS * HOUR_S, LEAST_PART * standards.period_s)
+    if seconds < least or 100 * coverage < COVERAGE_PCT:
         return None
     if is_harmful and (standards.excess_pct(owner) <= 0 or waited < LEAST_WAIT_S):
         return None

@@ -85,7 +85,7 @@ class ExclusiveBatches:
             reloads=len(run.reloads),
             boots=_boots(run, now),
         )
-        following = policy.next_step(fact, rules, now)
+        following = policy.next_step(fact, now)
         if following is not None:
             self._enter(run, following, able, instances, rules, now)
             return True

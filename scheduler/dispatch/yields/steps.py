@@ -30,7 +30,7 @@ from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.jobs.lifecycle.rows.transitions import add_attempt_event
 from scheduler.models import Attempt, GpuHold, Job, YieldRequest
 from scheduler.queue.planner import preemption
-from scheduler.queue.planner.preemption import PreemptionPolicy, deadline_of
+from scheduler.queue.planner.preemption import KEEP_FREED, PreemptionPolicy, deadline_of
 
 # Snapshots come once a second.
 LOOK_AGAIN = timedelta(seconds=0.9)
@@ -150,7 +150,7 @@ def _request(attempt: Attempt, request: Yield, now: datetime) -> bool:
             columns["deadline"] = deadline
         rows = YieldRequest.objects.filter(pk=row.pk)
         rows.update(asked_at=asked_at, withdrawn_at=None, **columns)
-    _keep(attempt.host, request, deadline + timedelta(seconds=policy.keep_s))
+    _keep(attempt.host, request, deadline + KEEP_FREED)
     return True
 
 

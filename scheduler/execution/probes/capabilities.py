@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.execution.policy import BoundsPolicy
+from scheduler.execution.policy import PERIOD_S, BoundsPolicy
 from scheduler.runner.confine.host_probe import CgroupParent
 
 KINDS = {"v1": "cgroup version 1", "v2": "cgroup version 2", "systemd": "a scope of systemd"}
@@ -29,7 +29,7 @@ def describe(
         _share(place, mps, policy),
         Capability(
             name="mps",
-            active=bool(mps and policy.mps),
+            active=bool(mps),
             text=f"daemon found in {mps}" if mps else "no MPS daemon on this host",
         ),
         Capability(
@@ -65,11 +65,10 @@ def _hiding(place: CgroupParent, minors: int, policy: BoundsPolicy) -> Capabilit
 
 
 def _share(place: CgroupParent, mps: str | None, policy: BoundsPolicy) -> Capability:
-    if mps and policy.mps:
+    if mps:
         how = "by MPS"
     elif "freeze" in place.can and policy.cgroup:
-        how = f"by freezing the job for parts of {policy.period_s:g} s"
+        how = f"by freezing the job for parts of {PERIOD_S:g} s"
     else:
-        how = f"by SIGSTOP for parts of {policy.period_s:g} s; the job's parent may notice"
-    text = how if policy.cap_share else "switched off in the thresholds"
-    return Capability(name="share", active=policy.cap_share, text=text)
+        how = f"by SIGSTOP for parts of {PERIOD_S:g} s; the job's parent may notice"
+    return Capability(name="share", active=True, text=how)

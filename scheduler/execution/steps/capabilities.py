@@ -12,7 +12,7 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy import NicePolicy, is_busy
+from scheduler.execution.policy import NICE, NicePolicy, is_busy
 from scheduler.execution.probes.capabilities import Capability
 from scheduler.models import Attempt, HostCapability
 from scheduler.runner.confine import niceness
@@ -113,18 +113,18 @@ class BackgroundNiceness:
         changed = self._isolation.each(
             _running(self._host),
             lambda attempt: f"job {attempt.job_id}",
-            lambda attempt: _change(attempt, busy, policy),
+            lambda attempt: _change(attempt, busy),
             now,
         )
         record(self._host, [_mean(busy, policy)], now)
         return sum(count for _, count in changed)
 
 
-def _change(attempt: Attempt, busy: bool, policy: NicePolicy) -> int:
+def _change(attempt: Attempt, busy: bool) -> int:
     runner, ticks = attempt.runner_pid or 0, attempt.runner_start_ticks or 0
     if busy:
-        return niceness.raise_niceness(runner, ticks, policy.nice, idle_io=policy.idle_io)
-    return niceness.restore_niceness(runner, ticks, policy.nice)
+        return niceness.raise_niceness(runner, ticks, NICE, idle_io=True)
+    return niceness.restore_niceness(runner, ticks, NICE)
 
 
 @compiled_once
@@ -138,5 +138,5 @@ def _mean(busy: bool, policy: NicePolicy) -> Capability:
     if not policy.enabled:
         return Capability(name="nice", active=False, text="switched off in the thresholds")
     when = "now, because the host is busy" if busy else "when the host is busy"
-    io = "; disk access only when the disk is idle" if policy.idle_io else ""
-    return Capability(name="nice", active=busy, text=f"+{policy.nice} {when}{io}")
+    text = f"+{NICE} {when}; disk access only when the disk is idle"
+    return Capability(name="nice", active=busy, text=text)

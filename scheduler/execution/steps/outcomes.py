@@ -26,13 +26,11 @@ from scheduler.jobs.lifecycle.policy.retries import (
     FailureCause,
     RetryDecision,
     RetryHistory,
-    RetryPolicy,
     decide,
     reports_gpu_memory,
 )
 from scheduler.jobs.lifecycle.rows import quick_failures, transitions
 from scheduler.models import Attempt, Job
-from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
 
@@ -244,7 +242,7 @@ def _decide(
         host_memory_bytes=job.memory_bytes,
     )
     largest = _most_memory(attempt.host, cause, in_force.of(BoundsPolicy))
-    return decide(end, history, in_force.of(PreemptionPolicy), in_force.of(RetryPolicy), largest)
+    return decide(end, history, largest)
 
 
 def _losses(attempt: Attempt) -> int:

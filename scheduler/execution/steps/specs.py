@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from monitor.models import Gpu
 from monitor.owners.accounts.rows import os_accounts
 from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy import BoundsPolicy, lower_limit
+from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps import ports
@@ -38,7 +38,7 @@ from scheduler.runner.confine.host_probe import CgroupParent, find_parent, remov
 from scheduler.runner.programs import terminal, worker
 from scheduler.runner.spec import Bounds, Spec
 from scheduler.runner.worker_files import WorkerFiles, folder_name
-from scheduler.terminals.policy import InteractivePolicy
+from scheduler.terminals.policy import RECONNECT_S
 
 CACHED_FOR_S = 2.0
 YIELD_FILE = "yield"
@@ -95,10 +95,10 @@ class ConfinementLimits:
         limits = {
             "cpu": lower_limit(job.cpus, policy.cpus),
             "memory": lower_limit(self._memory(job, policy), policy.memory_bytes),
-            "pids": policy.pids,
+            "pids": PIDS,
         }
         hidden = self._hidden({pci for _, pci in assigned}) if policy.hide_gpus else []
-        capped = policy.cap_share and bool(assigned) and not self._by_mps(attempt, policy)
+        capped = bool(assigned) and not self._by_mps(attempt)
         return Bounds(
             lock_folder=str(self.lock_folder) if self.lock_folder and assigned else "",
             gpus=[index for index, _ in assigned],
@@ -109,10 +109,10 @@ class ConfinementLimits:
             cpus=limits["cpu"],
             memory_bytes=None if limits["memory"] is None else int(limits["memory"]),
             process_memory_bytes=self._process_memory(job, policy),
-            pids=policy.pids,
+            pids=PIDS,
             hidden=hidden,
             share_pct=job.share_pct if capped else None,
-            period_s=policy.period_s,
+            period_s=PERIOD_S,
             log_bytes=policy.log_mib * 1024**2,
         )
 
@@ -130,16 +130,15 @@ class ConfinementLimits:
 
     def variables(self, attempt: Attempt) -> dict[str, str]:
         """Environment variables for the job."""
-        policy, _ = self._now()
-        if not self._by_mps(attempt, policy) or self.mps is None:
+        if not self._by_mps(attempt) or self.mps is None:
             return {}
         return {
             "CUDA_MPS_PIPE_DIRECTORY": self.mps,
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(attempt.job.share_pct),
         }
 
-    def _by_mps(self, attempt: Attempt, policy: BoundsPolicy) -> bool:
-        return bool(policy.mps and self.mps and attempt.job.share_pct and attempt.gpu_uuids)
+    def _by_mps(self, attempt: Attempt) -> bool:
+        return bool(self.mps and attempt.job.share_pct and attempt.gpu_uuids)
 
     def _hidden(self, assigned: set[str]) -> list[list[int]]:
         """Device numbers of all other GPUs; [] if the assigned GPUs have no known device."""
@@ -405,7 +404,7 @@ def _argv(attempt: Attempt, own: OwnFolder, account: Account) -> list[str]:
         return list(model_inputs.launch(attempt).argv)
     if not job.interactive:
         return list(job.argv)
-    patience_s = thresholds.current(InteractivePolicy).reconnect_minutes * 60
+    patience_s = RECONNECT_S
     place = own.given_files(attempt.number).terminal
     program = accounts.python_program(Path(terminal.__file__), account)
     return [*program, str(place.parent), place.name, str(patience_s), "--", *job.argv]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.jobs import Outcome
@@ -24,6 +25,12 @@ TITLES = {
 }
 
 
+# A job starts soon if it is expected to start within this time.
+SOON = timedelta(minutes=10)
+# Messages to one user in an hour; further ones of this hour are not sent.
+MOST_PER_HOUR = 30
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotificationPolicy:
     """Notifications to users about their own jobs. Each user chooses the events."""
@@ -31,10 +38,6 @@ class NotificationPolicy:
     # fmt: off
     enabled: bool = threshold(True, "Notify users about their jobs",
         "Mails need an alert channel with a mail server that writes to owners.")
-    soon_minutes: float = threshold(10.0, "Starts soon", unit="min", ge=1, le=1440,
-        help="A job is expected to start within this time.")
-    most_per_hour: int = threshold(30, "Messages per hour", ge=1, le=1000,
-        help="To one user. Further ones of this hour are not sent.")
     # fmt: on
 
 

@@ -13,7 +13,13 @@ from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.jobs.notifications import rows
-from scheduler.jobs.notifications.policy import Letter, NotificationPolicy, letters
+from scheduler.jobs.notifications.policy import (
+    MOST_PER_HOUR,
+    SOON,
+    Letter,
+    NotificationPolicy,
+    letters,
+)
 from scheduler.jobs.notifications.rows import Recipient
 
 HOUR = timedelta(hours=1)
@@ -36,14 +42,14 @@ class JobNotifications:
         if not policy.enabled:
             return 0
         if periodic_tasks.due("starts_soon", SOON_EVERY, now):
-            notices += rows.starting_soon(now, timedelta(minutes=policy.soon_minutes))
+            notices += rows.starting_soon(now, SOON)
         if not notices:
             return 0
         made = letters(notices, thresholds.current(AlertPolicy).address)
         recipients, mail = rows.recipients(letter.owner for letter in made), rows.mail_channel()
 
         def write(letter: Letter) -> int:
-            return _write(letter, recipients, mail, policy, now)
+            return _write(letter, recipients, mail, now)
 
         written = self._isolation.each(made, lambda letter: letter.about, write, now)
         done = {letter.about for letter, _ in written}
@@ -59,10 +65,9 @@ def _write(
     letter: Letter,
     recipients: Mapping[str, Recipient],
     mail: Channel | None,
-    policy: NotificationPolicy,
     now: datetime,
 ) -> int:
     to = recipients.get(letter.owner)
-    if to is None or rows.sent_since(letter.owner, now - HOUR) >= policy.most_per_hour:
+    if to is None or rows.sent_since(letter.owner, now - HOUR) >= MOST_PER_HOUR:
         return 0
     return rows.store(letter, to, mail, now)

@@ -10,7 +10,13 @@ from django.contrib.auth.models import User
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.prompts import NewPrompt
 from scheduler.language_models.prompts import rows
-from scheduler.language_models.prompts.policy.limits import MIB, PromptPolicy, over_quota, size_of
+from scheduler.language_models.prompts.policy.limits import (
+    MIB,
+    WAITING_MIB,
+    PromptPolicy,
+    over_quota,
+    size_of,
+)
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import ModelService, Prompt
 
@@ -52,7 +58,7 @@ def check(new: NewPrompt, owner: User, now: datetime) -> str:
     if waiting >= most:
         raise TooMany(f"You have {waiting} waiting prompts; {most} is the most. Try again later.")
     if not owner.is_staff:
-        _check_size(size_of(new), owner, policy.waiting_mib)
+        _check_size(size_of(new), owner, WAITING_MIB)
     if reason := over_quota(quota, rows.used_today(owner.get_username(), now)):
         raise TooMany(reason)
     return model

@@ -30,7 +30,7 @@ from scheduler.facts.prompts import (
     NewPrompt,
     PromptStatus,
 )
-from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.language_models.prompts.policy.limits import USE_KEPT, PromptPolicy
 from scheduler.models import ModelUse, Prompt
 
 WAKE = "prompts"
@@ -299,4 +299,4 @@ def too_old(_: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     """Prompts and sums after their retention."""
     policy = thresholds.current(PromptPolicy)
     yield Prompt.objects.filter(finished_at__lt=now - timedelta(days=policy.days))
-    yield ModelUse.objects.filter(hour_at__lt=now - timedelta(days=policy.use_days))
+    yield ModelUse.objects.filter(hour_at__lt=now - USE_KEPT)

@@ -19,7 +19,7 @@ from scheduler.facts.people import Capacity
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.charging import Charge, GpuUseSpan
-from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy.quotas import ENTRY_S, LONGEST_GAP, QuotaPolicy
 from scheduler.models import UsageShare
 
 HOUR_S = 3600.0
@@ -111,7 +111,7 @@ class Charging:
         charges = charging.added(part for _, part in by_gpu)
         start = now if since is None or since > now else since
         policy = thresholds.current(QuotaPolicy)
-        observed_from = max(start, now - timedelta(seconds=policy.longest_gap_s))
+        observed_from = max(start, now - LONGEST_GAP)
         charging_pass = _ChargingPass(capacity, charges, start, observed_from, now)
         sizes = {gpu.uuid: gpu.memory_total_bytes for gpu in snapshot.gpus}
         holds = quota_rows.holds(self._host, start, sizes, self._isolation.converter(now))
@@ -174,7 +174,7 @@ class Charging:
             charging_pass.observed_from,
             charging_pass.now,
         )
-        half_life_s, entry_s = policy.half_life_hours * HOUR_S, policy.entry_hours * HOUR_S
+        half_life_s = policy.half_life_hours * HOUR_S
         readable = self._isolation.convert(
             list(rows), _usage_name, lambda owner: float(rows[owner].usage), now
         )
@@ -184,12 +184,12 @@ class Charging:
         for start, end, rates in ((since, observed_from, {}), (observed_from, now, beside)):
             seconds = (end - start).total_seconds()
             if seconds > 0:
-                held_s = charging.unpaid_seconds(holds, start, end, entry_s)
+                held_s = charging.unpaid_seconds(holds, start, end, ENTRY_S)
                 usage = charging.advance(
                     usage, charging_pass.rates(rates, held_s, seconds), seconds, half_life_s
                 )
-        for owner, count in charging.fees(holds, since, now, entry_s).items():
-            fee = charging.entry(charging_pass.part(count), entry_s, half_life_s)
+        for owner, count in charging.fees(holds, since, now, ENTRY_S).items():
+            fee = charging.entry(charging_pass.part(count), ENTRY_S, half_life_s)
             usage[owner] = max(0.0, usage.get(owner, 0.0) + fee)
         for owner in unreadable:
             usage.pop(owner, None)

@@ -19,7 +19,14 @@ from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, up
 from scheduler.facts.blockers import from_row, to_row
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
-from scheduler.limits.throttle.policy.mode import Mode, ModeDecision, ModePolicy, Override, judged
+from scheduler.limits.throttle.policy.mode import (
+    LOOK_BACK_H,
+    Mode,
+    ModeDecision,
+    ModePolicy,
+    Override,
+    judged,
+)
 from scheduler.limits.throttle.policy.pressure import Deferral, LoadSignal
 from scheduler.limits.throttle.policy.throttle import GpuMemory, Smoothed, ThrottleMemory
 from scheduler.limits.throttle.policy.tiers import LoadTier
@@ -34,7 +41,7 @@ def judge(host: str, policy: ModePolicy, now: datetime, *, looked: bool = True) 
     """
     row = mode_of(host) or ModeState(host=host, since_at=now)
     before = dict(vars(row))
-    share = open_incidents.hog_share(host, policy.hours, now) if looked else None
+    share = open_incidents.hog_share(host, LOOK_BACK_H, now) if looked else None
     made = judged(Mode(row.automatic), share, _override(row), policy, now)
     return _settle(row, made, now, before)
 

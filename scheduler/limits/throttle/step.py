@@ -27,7 +27,7 @@ from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy import mode
 from scheduler.limits.throttle.policy import pressure as throttle_deferral
 from scheduler.limits.throttle.policy.mode import ModePolicy
-from scheduler.limits.throttle.policy.pressure import Deferral, PressurePolicy
+from scheduler.limits.throttle.policy.pressure import CALM_S, Deferral, PressurePolicy
 from scheduler.limits.throttle.policy.throttle import (
     PlanContext,
     ThrottleMemory,
@@ -35,8 +35,7 @@ from scheduler.limits.throttle.policy.throttle import (
     look,
 )
 from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
-from scheduler.limits.throttle.policy.utilisation import UtilisationPolicy
-from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.limits.throttle.policy.utilisation import SETTLE_S, UtilisationPolicy
 from scheduler.models import Job
 
 # Number of waiting jobs whose blockers are read, and that log lines name.
@@ -63,15 +62,14 @@ class ThrottleStep:
             adaptive=in_force.of(AdaptivePolicy),
             pressure=in_force.of(PressurePolicy),
             utilisation=in_force.of(UtilisationPolicy),
-            windows=in_force.of(WindowPolicy),
         )
         old, at = throttle_rows.load(self._host)
         seconds = FIRST_LOOK_S if at is None else (now - at).total_seconds()
-        settle = timedelta(seconds=thresholds.utilisation.settle_s)
+        settle = timedelta(seconds=SETTLE_S)
         around = self._around(snapshot, in_force.of(ConstraintPolicy), settle, now)
         around = replace(around, mode=mode.multiplier(mode_row, mode_policy))
         memory, allowed = look(old, snapshot, around, thresholds, now, seconds)
-        memory = self._tell(old, memory, thresholds.pressure, now)
+        memory = self._tell(old, memory, now)
         throttle_rows.save(self._host, memory, allowed, now)
         return allowed
 
@@ -96,9 +94,7 @@ class ThrottleStep:
             bound=bound(),
         )
 
-    def _tell(
-        self, old: ThrottleMemory, new: ThrottleMemory, policy: PressurePolicy, now: datetime
-    ) -> ThrottleMemory:
+    def _tell(self, old: ThrottleMemory, new: ThrottleMemory, now: datetime) -> ThrottleMemory:
         """Log newly deferred jobs; add events when backpressure begins, worsens and ends."""
         waiting = {kind: deferred for kind in CLASSES_OF if (deferred := self._deferred(new, kind))}
         for kind, jobs in waiting.items():
@@ -107,7 +103,7 @@ class ThrottleStep:
             _log([j for j in jobs if is_new or j > new.named], deferral, self._host, now)
         last = max((job for jobs in waiting.values() for job in jobs), default=0)
         new = replace(new, named=max(new.named, last))
-        return self._tell_of_all(new, tuple(waiting), policy, now)
+        return self._tell_of_all(new, tuple(waiting), now)
 
     def _deferred(self, memory: ThrottleMemory, kind: PriorityClass) -> list[int]:
         """The first jobs that wait because their class is deferred."""
@@ -123,7 +119,6 @@ class ThrottleStep:
         self,
         memory: ThrottleMemory,
         held_back: tuple[PriorityClass, ...],
-        policy: PressurePolicy,
         now: datetime,
     ) -> ThrottleMemory:
         now_t = now.timestamp()
@@ -136,7 +131,7 @@ class ThrottleStep:
         if not memory.reported or throttle_deferral.waiting_classes(memory.deferrals):
             return replace(memory, free_since_t=None)
         since_t = now_t if memory.free_since_t is None else memory.free_since_t
-        if now_t - since_t < policy.calm_s:
+        if now_t - since_t < CALM_S:
             return replace(memory, free_since_t=since_t)
         events.add("BACKPRESSURE_RELEASED", "Starts are free again.", now=now, host=self._host)
         return replace(memory, reported=0, free_since_t=None)

@@ -43,22 +43,11 @@ MEMORY_CALL, LIST_CALL = "nvmlDeviceGetMemoryInfo", "RunningProcesses"
 Peaks = Mapping[tuple[str, int, int | None], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityPolicy:
-    """GPU memory reserved for running jobs that may still grow, and capacity planning."""
-
-    # fmt: off
-    enabled: bool = threshold(True, "Capacity planning",
-        "Percentiles, forecast and what-if replays, computed once a day, and their metrics.")
-    above_peak_pct: float = percent(10.0, "Headroom above a peak",
-        "Memory reserved for a running process: its highest use so far plus this percentage.")
-    heavy_pct: float = threshold(30.0, "Heavy start above", unit="%", ge=1, le=100,
-        help="Requested share of a GPU's memory. Only one such job starts on a GPU at a time.")
-    ramped_pct: float = threshold(50.0, "Heavy start complete at", unit="%", ge=1, le=100,
-        help="Share of its declared memory that the job must hold.")
-    ramp_s: float = threshold(60.0, "Heavy start complete after", unit="s", ge=0, le=3600,
-        help="A heavy start ends after this time, whatever memory the job holds.")
-    # fmt: on
+# %: memory reserved for a running process above its highest use so far.
+ABOVE_PEAK_PCT = 10.0
+# %: a job that requests this share of a GPU's memory is a heavy start; only one starts there at a
+# time. It is complete at this share of the declared memory, or after this time.
+HEAVY_PCT, RAMPED_PCT, RAMP = 30.0, 50.0, timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +69,9 @@ def slots(
     host: str,
     cpu_jobs: int = 0,
     context: CapacityContext | None = None,
-    capacity: CapacityPolicy | None = None,
 ) -> Slots:
     """Resources of `host` at `now`. claims: the open claims of that host."""
-    builder = _SlotBuilder(policy, capacity or CapacityPolicy(), context or CapacityContext(), now)
+    builder = _SlotBuilder(policy, context or CapacityContext(), now)
     return Slots(
         host=host,
         gpus=builder.slots(snapshot, claims) if snapshot else (),
@@ -110,7 +98,6 @@ class _SlotBuilder:
     """Computes the slots of a snapshot."""
 
     policy: PlanPolicy
-    capacity: CapacityPolicy
     context: CapacityContext
     now: datetime
 
@@ -155,7 +142,7 @@ class _SlotBuilder:
             power=capability.of(gpu, self.context.powers).power,
             closed=self.context.closed.get(gpu.uuid, ()),
             reserved_for=self.context.kept.get(gpu.uuid),
-            heavy_bytes=None if total is None else int(total * self.capacity.heavy_pct / 100),
+            heavy_bytes=None if total is None else int(total * HEAVY_PCT / 100),
             ramping=None if ramping is None else int(ramping.job_ref),
             unsettled=any(
                 (end := self._ramps_until(c)) is None or self.now < end for c in own_claims
@@ -193,22 +180,20 @@ class _SlotBuilder:
         return sum(peaks.get((p.gpu_uuid, p.pid, p.start_ticks), 0) for p in processes)
 
     def _above(self, peak: int) -> int:
-        return round(peak * (1 + self.capacity.above_peak_pct / 100))
+        return round(peak * (1 + ABOVE_PEAK_PCT / 100))
 
     def _ramps(self, claim: ClaimFact, own: Sequence[ProcessReading], total: int | None) -> bool:
         """Whether a heavy start is not complete: the job has not yet taken its memory."""
         declared, until = claim.memory_bytes, self._ramps_until(claim)
         if claim.exclusive or declared is None or total is None or until is None:
             return False
-        if declared < total * self.capacity.heavy_pct / 100 or self.now >= until:
+        if declared < total * HEAVY_PCT / 100 or self.now >= until:
             return False
         listed_bytes = _held(p for p in own if p.job_ref == claim.job_ref)
-        return listed_bytes < declared * self.capacity.ramped_pct / 100
+        return listed_bytes < declared * RAMPED_PCT / 100
 
     def _ramps_until(self, claim: ClaimFact) -> datetime | None:
-        return (
-            None if claim.since is None else claim.since + timedelta(seconds=self.capacity.ramp_s)
-        )
+        return None if claim.since is None else claim.since + RAMP
 
 
 def _failed(gpu: GpuReading, part: str) -> str | None:

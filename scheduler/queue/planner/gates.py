@@ -20,10 +20,9 @@ from scheduler.limits.quotas.policy import quotas
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.time_windows.policy import rules as window_rules
 from scheduler.limits.time_windows.policy.rules import WindowPolicy
-from scheduler.queue.planner.capacity import CapacityPolicy, HostPolicy, HostRoom
+from scheduler.queue.planner.capacity import HostPolicy, HostRoom
 from scheduler.queue.planner.matching import can_never_match
 from scheduler.queue.planner.order import OrderPolicy
-from scheduler.queue.planner.placement import BackfillPolicy, RankPolicy
 from scheduler.queue.planner.preemption import PreemptionPolicy
 
 
@@ -31,12 +30,9 @@ from scheduler.queue.planner.preemption import PreemptionPolicy
 class PlannerThresholds:
     """The thresholds of all parts of a planning pass."""
 
-    backfill: BackfillPolicy = field(default_factory=BackfillPolicy)
-    capacity: CapacityPolicy = field(default_factory=CapacityPolicy)
     host: HostPolicy = field(default_factory=HostPolicy)
     order: OrderPolicy = field(default_factory=OrderPolicy)
     quotas: QuotaPolicy = field(default_factory=QuotaPolicy)
-    rank: RankPolicy = field(default_factory=RankPolicy)
     preemption: PreemptionPolicy = field(default_factory=PreemptionPolicy)
     windows: WindowPolicy = field(default_factory=WindowPolicy)
 
@@ -225,9 +221,9 @@ def closed_by_windows(
     request: RequestClass, state: PassState, gpus: Sequence[Slot]
 ) -> Mapping[str, Blocker]:
     """The GPUs that time windows close to such a request now."""
-    slots, rules = state.slots, state.rules.windows
+    slots = state.slots
     asking = window_rules.asking(
-        request.owner, request.requirement, request.lasts, request.preemptible, state.now, rules
+        request.owner, request.requirement, request.lasts, request.preemptible, state.now
     )
     return window_rules.closed_for(asking, slots.windows, gpus, slots.running, state.now)
 

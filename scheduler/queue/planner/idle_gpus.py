@@ -10,6 +10,9 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import GpuReading, Health
 from monitor.facts.thresholds import threshold
 
+# An idle GPU that jobs wait for is reported if it was idle, and they waited, for this time.
+WANTED_FOR = timedelta(minutes=10)
+
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
@@ -18,9 +21,6 @@ class IdlePolicy:
     # fmt: off
     idle_seconds: float = threshold(300, "Idle after", unit="s", ge=10, le=86_400,
         help="A GPU or the CPUs of a host count as idle after this time below 5 % utilisation.")
-    idle_minutes: float = threshold(10, "Report an idle GPU that jobs wait for after", unit="min",
-        ge=1, le=1440,
-        help="Both the GPU's idle time and a job's waiting time must exceed this value.")
     # fmt: on
 
 
@@ -55,27 +55,22 @@ def idle_by_use(
     ]
 
 
-def long_idle(
-    gpus: Iterable[GpuReading], policy: IdlePolicy, now: datetime
-) -> list[tuple[GpuReading, datetime]]:
+def long_idle(gpus: Iterable[GpuReading], now: datetime) -> list[tuple[GpuReading, datetime]]:
     """The GPUs that were idle for long enough, and since when."""
-    patience = timedelta(minutes=policy.idle_minutes)
     return [
         (gpu, gpu.state_since)
         for gpu in gpus
-        if gpu.state is GpuState.IDLE and gpu.state_since and now - gpu.state_since >= patience
+        if gpu.state is GpuState.IDLE and gpu.state_since and now - gpu.state_since >= WANTED_FOR
     ]
 
 
 def beside(
     idle: Iterable[tuple[GpuReading, datetime]],
     waiting: Sequence[WaitingJob],
-    policy: IdlePolicy,
     now: datetime,
 ) -> list[IdleGpu]:
     """The idle GPUs that jobs waited for all the time."""
-    patience = timedelta(minutes=policy.idle_minutes)
-    long = sorted((w for w in waiting if now - w.since >= patience), key=lambda w: w.since)
+    long = sorted((w for w in waiting if now - w.since >= WANTED_FOR), key=lambda w: w.since)
     return [
         IdleGpu(gpu, since, those)
         for gpu, since in idle

@@ -38,20 +38,21 @@ Turn = tuple[int, int, bool, float, datetime, int, int, QueuedJob, Iterator[Queu
 came = attrgetter("submitted_at", "id")
 
 
+# A longer wait does not raise the priority further.
+FULL_WAIT = timedelta(hours=24)
+# The oldest multi-GPU job that has waited this long comes first in its priority, unless its owner
+# already runs a job of that size.
+OVERDUE_AFTER = timedelta(hours=24)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderPolicy:
     """Order of waiting jobs within a priority."""
 
     # fmt: off
-    fair_weight: float = threshold(1.0, "Fair-share weight", ge=0, le=100,
-        help="Weight of the difference between a user's target share and usage.")
     age_weight: float = threshold(0.02, "Waiting-time weight", ge=0, le=100,
-        help="At 0.02, a full wait outweighs 2 % of the GPUs.")
-    age_hours: float = threshold(24.0, "Full wait", unit="h", ge=0.1, le=8760,
-        help="A longer wait does not raise the priority further.")
-    overdue_hours: float = threshold(24.0, "Large job overdue after", unit="h", ge=0.1, le=8760,
-        help="The oldest overdue multi-GPU job comes first in its priority class, unless its "
-             "owner already runs a job of that size.")
+        help="At 0.02, a wait of 24 h outweighs 2 % of the GPUs between a user's target share and "
+             "usage. A longer wait does not count for more.")
     # fmt: on
 
 
@@ -202,14 +203,14 @@ class Shares:
 
 
 def overdue(
-    jobs: Iterable[QueuedJob], running: Iterable[RunningJob], policy: OrderPolicy, now: datetime
+    jobs: Iterable[QueuedJob], running: Iterable[RunningJob], now: datetime
 ) -> dict[int, QueuedJob]:
     """The overdue multi-GPU job of each priority, which comes first regardless of shares.
 
     One at a time, and only if its owner runs no job of that size, so that many large jobs of one
     user are still ordered by shares.
     """
-    since = now - timedelta(hours=policy.overdue_hours)
+    since = now - OVERDUE_AFTER
     largest: dict[str, int] = {}
     for running_job in running:
         gpus = running_job.requirement.gpus
@@ -242,8 +243,8 @@ class Places:
     ) -> None:
         self._shares = shares
         # Read once: this is asked for each job.
-        self._fair_weight, self._age_weight = policy.fair_weight, policy.age_weight
-        self._age_s = policy.age_hours * HOUR_S
+        self._age_weight = policy.age_weight
+        self._age_s = FULL_WAIT.total_seconds()
         self._now = now.timestamp()
         self.ahead = {job.id for job in (ahead or {}).values()}
 
@@ -251,7 +252,7 @@ class Places:
         shares, owner, is_ahead = self._shares, job.owner, job.id in self.ahead
         waited_s = self._now - job.submitted_at.timestamp()
         age = min(1.0, max(0.0, waited_s) / self._age_s)
-        score = self._fair_weight * shares.deficit(owner) + self._age_weight * age
+        score = shares.deficit(owner) + self._age_weight * age
         return (
             WITHIN if is_ahead else shares.level(owner, job.priority, job.requirement),
             -job.priority,
@@ -334,7 +335,7 @@ def order_factors(
     Priority comes first; the other factors are weighted within a priority.
     """
     shares = Shares(slots, owners)
-    return (_priority(job), _fair(job, shares, policy), _age(job, policy, now))
+    return (_priority(job), _fair(job, shares), _age(job, policy, now))
 
 
 def _priority(job: QueuedJob) -> Factor:
@@ -344,19 +345,18 @@ def _priority(job: QueuedJob) -> Factor:
     return Factor("priority", (job.priority - least) / (most - least), 1.0, text)
 
 
-def _fair(job: QueuedJob, shares: Shares, policy: OrderPolicy) -> Factor:
+def _fair(job: QueuedJob, shares: Shares) -> Factor:
     """0.5 = the user holds exactly the target share; above 0.5 = less than it."""
     have, target = 100 * shares.have(job.owner), 100 * shares.target(job.owner)
     value = min(1.0, max(0.0, 0.5 + shares.deficit(job.owner) / 2))
     text = (
         f"{job.owner} holds {have:.0f} % of the GPUs now; the fair-share target is {target:.0f} %"
     )
-    return Factor("fair share", value, policy.fair_weight, text)
+    return Factor("fair share", value, 1.0, text)
 
 
 def _age(job: QueuedJob, policy: OrderPolicy, now: datetime) -> Factor:
     waited = max(timedelta(), now - job.submitted_at)
-    most = timedelta(hours=policy.age_hours)
-    counts = duration(most.total_seconds())
+    counts = duration(FULL_WAIT.total_seconds())
     text = f"it has waited {duration(waited.total_seconds())}; up to {counts} counts"
-    return Factor("age", min(1.0, waited / most), policy.age_weight, text)
+    return Factor("age", min(1.0, waited / FULL_WAIT), policy.age_weight, text)

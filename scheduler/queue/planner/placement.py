@@ -7,7 +7,7 @@ job that shares GPUs gets the least busy ones.
 EASY backfill: the reservation begins when enough of the running jobs must have ended. Until then a
 job may start on these GPUs only if it ends before, or leaves enough room for the reserved job. If
 the begin is unknown, jobs of known length may start until the reserved job has waited for
-`patience_minutes`.
+`DRAIN_AFTER`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from monitor.facts.thresholds import threshold
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot
@@ -38,20 +37,11 @@ MOST_LISTED = 3
 ALIKE = 0.25
 # Below the first, another job is hardly noticed; above the second, it slows all others down.
 QUIET_PCT, BUSY_PCT = 30.0, 70.0
+# A job with this time limit or run time of earlier jobs gets the strongest GPU.
+LONG_JOB = timedelta(hours=4)
+# GPUs are drained for a large job that has waited this long, if its start time is unknown.
+DRAIN_AFTER = timedelta(minutes=60)
 NO_EXCLUSIONS: Mapping[str, Blocker] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPolicy:
-    """Choice between different kinds of GPUs, by their power rank."""
-
-    # fmt: off
-    enabled: bool = threshold(True, "Place by GPU rank",
-        "User-initiated jobs (priority 4–5) and long jobs get the strongest GPU with free "
-        "capacity, background jobs (1–2) the weakest. Other jobs get the best fit.")
-    long_hours: float = threshold(4.0, "Long job", unit="h", ge=0, le=168,
-        help="By time limit, or by the run time of the owner's earlier jobs with the same name.")
-    # fmt: on
 
 
 def choose(
@@ -85,13 +75,11 @@ def choose(
     return tuple(fitting[: requirement.gpus])
 
 
-def strength(priority: int, lasts: timedelta | None, policy: RankPolicy) -> int:
+def strength(priority: int, lasts: timedelta | None) -> int:
     """The preference between kinds of GPUs; see `choose`."""
-    if not policy.enabled:
-        return 0
     if CLASSES[priority] is PriorityClass.BACKGROUND:
         return -1
-    is_long = lasts is not None and lasts >= timedelta(hours=policy.long_hours)
+    is_long = lasts is not None and lasts >= LONG_JOB
     return 1 if is_long or CLASSES[priority] is PriorityClass.USER_INITIATED else 0
 
 
@@ -247,17 +235,6 @@ def _free_eighths(gpu: Slot) -> int:
     return -1 if gpu.free_bytes is None else 8 * gpu.free_bytes // (gpu.total_bytes or 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillPolicy:
-    """Backfill of other jobs ahead of a large job."""
-
-    # fmt: off
-    patience_minutes: float = threshold(60.0, "Drain GPUs for a large job after",
-        unit="min", ge=0, le=10_080,
-        help="Applies if the start time of the job is unknown.")
-    # fmt: on
-
-
 @dataclass(frozen=True, slots=True)
 class RunningUntil:
     """A job on GPUs and the latest time at which it leaves them. None = unknown."""
@@ -289,7 +266,6 @@ def reserve(
     gpus: Sequence[Slot],
     running: Iterable[RunningUntil],
     policy: PlanPolicy,
-    rules: BackfillPolicy,
     now: datetime,
     excluded: Mapping[str, Blocker] = NO_EXCLUSIONS,
 ) -> Reservation | None:
@@ -311,7 +287,7 @@ def reserve(
                 job,
                 at,
                 {gpu.gpu_uuid: gpu for gpu in chosen},
-                at is None and waited >= timedelta(minutes=rules.patience_minutes),
+                at is None and waited >= DRAIN_AFTER,
             )
     return None
 

@@ -117,10 +117,8 @@ class GpuPool:
         if kind is not None and kind in self._full:
             return None
         excluded = self._excluded(group)
-        request, rules = group.request, self._state.rules
-        strength = (
-            placement.strength(request.priority, request.lasts, rules.rank) if self._is_mixed else 0
-        )
+        request = group.request
+        strength = placement.strength(request.priority, request.lasts) if self._is_mixed else 0
         chosen = placement.choose(
             job.requirement, self.gpus, self._policy, excluded, job.id, strength
         )
@@ -151,7 +149,7 @@ class GpuPool:
             state = self._state
             excluded = self._closed(group)
             self.reservation = placement.reserve(
-                job, self.gpus, self._ends, self._policy, state.rules.backfill, state.now, excluded
+                job, self.gpus, self._ends, self._policy, state.now, excluded
             )
 
     def could_take(self, job: QueuedJob, group: RequestGroup) -> Callable[[Slot], bool]:
@@ -298,7 +296,7 @@ def place(
     rules = rules or PlannerThresholds()
     pass_ = Pass(jobs, slots, policy, now, rules)
     eligible = [job for job in jobs if not job.waits]
-    pass_.ahead = overdue(eligible, slots.running, rules.order, now)
+    pass_.ahead = overdue(eligible, slots.running, now)
     for job in ServiceOrder(
         eligible, pass_.shares, rules.order, now, pass_.is_known_to_wait, pass_.ahead
     ):

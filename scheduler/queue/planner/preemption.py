@@ -29,6 +29,18 @@ _RANK = {kind: rank for rank, kind in enumerate(reversed(PriorityClass))}
 _Cost = tuple[int, int, int, float, tuple[int, ...]]
 
 
+# A requeued job with a shorter run time is killed at once when a user returns to the GPU, because
+# it has nothing to save.
+YOUNG = timedelta(minutes=10)
+# A freed GPU stays reserved for the preempting job for this time after it must be free.
+KEEP_FREED = timedelta(seconds=60)
+# A preempted job cannot preempt other jobs for this time.
+COOL_DOWN = timedelta(minutes=30)
+# A job preempted more often is held until it is released. Evictions by returning users and lost
+# GPUs do not count.
+MOST_REQUEUES = 5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPolicy:
     """Preemption of running jobs, their grace periods and requeues."""
@@ -38,19 +50,8 @@ class PreemptionPolicy:
         "Jobs of a higher priority class may preempt preemptible jobs of a lower class.")
     min_run_minutes: float = threshold(10.0, "Minimum run time", unit="min", ge=0,
         help="A job is not preempted before it has run for this time.")
-    young_minutes: float = threshold(10.0, "No grace period below", unit="min", ge=0,
-        help="A requeued job with a shorter run time is killed at once when a user returns to the "
-             "GPU, because it has nothing to save.")
     most_grace_minutes: float = threshold(10.0, "Maximum grace period", unit="min", ge=0,
         help="Upper limit for the grace period that a job requests.")
-    keep_s: float = threshold(60.0, "Keep a freed GPU reserved for", unit="s", ge=0,
-        help="Reserved for the preempting job, from the latest time at which the GPU must be "
-             "free.")
-    cool_down_minutes: float = threshold(30.0, "Preemption cooldown", unit="min", ge=0,
-        help="A preempted job cannot preempt other jobs for this time.")
-    most_requeues: int = threshold(5, "Maximum requeues", ge=0,
-        help="A job preempted more often is held until it is released. Evictions by returning "
-             "users and lost GPUs do not count.")
     # fmt: on
 
 
@@ -226,7 +227,7 @@ def deadline_of(
     """
     if request.deadline is not None:
         return max(now, request.deadline)
-    is_young = ran_for < timedelta(minutes=policy.young_minutes)
+    is_young = ran_for < YOUNG
     if request.for_job is None and requeue and is_young and not request.spares_young:
         return now
     longest = timedelta(minutes=policy.most_grace_minutes)

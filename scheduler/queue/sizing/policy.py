@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from monitor.facts.thresholds import percent, threshold
+from monitor.facts.thresholds import threshold
 from scheduler.facts.units import size
 from scheduler.queue.sizing.facts import GpuMinute, GpuUse, MemorySuggestion
 
@@ -27,6 +27,12 @@ SHORTEST_RUN_S = 10.0
 HOST_MARGIN, HOST_STEP_BYTES = 1.1, 256 * MIB
 
 
+# The newest successful runs that count. With fewer than the second number, nothing is suggested.
+RUNS, LEAST_RUNS = 20, 5
+# The suggestion is this percentile of their peaks, and this margin in %.
+PERCENTILE, MARGIN_PCT = 95.0, 10.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingPolicy:
     """GPU memory of jobs that declare none, learned from earlier runs."""
@@ -35,12 +41,6 @@ class SizingPolicy:
     enabled: bool = threshold(True, "Memory from history",
         "A job that declares no GPU memory gets what its owner's earlier runs of the same command "
         "needed on this GPU model. Without such runs it stays undeclared.")
-    runs: int = threshold(20, "Runs", ge=1, le=200,
-        help="The newest successful runs that count.")
-    least_runs: int = threshold(5, "Least runs", ge=1, le=200,
-        help="With fewer runs nothing is suggested.")
-    percentile: float = percent(95.0, "Percentile", "Of the peaks of these runs.")
-    margin_pct: float = percent(10.0, "Margin", "Added to the percentile.")
     # fmt: on
 
 
@@ -87,10 +87,10 @@ def suggest(
 
     most_bytes: the memory of such a GPU; all runs fitted into it.
     """
-    newest = peaks[: policy.runs]
-    if not policy.enabled or len(newest) < policy.least_runs:
+    newest = peaks[:RUNS]
+    if not policy.enabled or len(newest) < LEAST_RUNS:
         return None
-    needed = nearest_rank(newest, policy.percentile) * (1 + policy.margin_pct / 100)
+    needed = nearest_rank(newest, PERCENTILE) * (1 + MARGIN_PCT / 100)
     memory_bytes = max(1, ceil(needed / MIB)) * MIB
     if most_bytes is not None:
         memory_bytes = min(memory_bytes, most_bytes)
@@ -146,7 +146,7 @@ def right_size(requested_bytes: int | None, peak_bytes: int | None) -> str:
     """A smaller request that would have been enough; "" if the request fits or is unknown."""
     if requested_bytes is None or not peak_bytes:
         return ""
-    enough = ceil(peak_bytes * (1 + SizingPolicy().margin_pct / 100) / GIB) * GIB
+    enough = ceil(peak_bytes * (1 + MARGIN_PCT / 100) / GIB) * GIB
     if requested_bytes - enough < max(GIB, WORTH_SAVING * requested_bytes):
         return ""
     return f"A request of {size(enough)} would have been enough."

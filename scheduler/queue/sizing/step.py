@@ -17,7 +17,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import NewJob, Outcome, Requirement
 from scheduler.models import Attempt, AttemptUse
 from scheduler.queue.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
-from scheduler.queue.sizing.policy import SizingPolicy, suggest, summarise, together
+from scheduler.queue.sizing.policy import RUNS, SizingPolicy, suggest, summarise, together
 
 SuitableGpus = Callable[[Requirement], Sequence[GpuReading]]
 MOST_AT_ONCE = 100
@@ -113,7 +113,7 @@ def suggested_memory(
     kind = fingerprint(owner.pk, argv)
     return together(
         {
-            model: suggest(_peaks(kind, model, policy.runs), policy, total)
+            model: suggest(_peaks(kind, model, RUNS), policy, total)
             for model, total in largest.items()
         }
     )

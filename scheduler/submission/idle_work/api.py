@@ -13,11 +13,10 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api.input import InvalidInput, PlainText, RequestBody
-from monitor.thresholds import rows as thresholds
 from scheduler.facts.idle_work import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
 from scheduler.submission.idle_work import actions, rows
-from scheduler.submission.idle_work.policy import IdleWorkPolicy, candidates
+from scheduler.submission.idle_work.policy import candidates
 from scheduler.submission.intake.policy.new_job import UnableToSubmit
 
 router = Router()
@@ -124,9 +123,8 @@ def bodies(now: datetime) -> list[dict[str, Any]]:
     """All templates by name. A disabled one has no chance."""
     templates = list(IdleTemplate.objects.select_related("account").order_by("name"))
     facts = {fact.name: fact for fact in rows.facts(templates, now)}
-    policy = thresholds.current(IdleWorkPolicy)
     enabled = [facts[row.name] for row in templates if row.enabled]
-    chances = {candidate.name: candidate for candidate in candidates(enabled, policy, now)}
+    chances = {candidate.name: candidate for candidate in candidates(enabled, now)}
     return [_body(row, facts[row.name], chances.get(row.name)) for row in templates]
 
 

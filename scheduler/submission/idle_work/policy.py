@@ -4,10 +4,10 @@ The weight of a template is its own weight times four factors, each 1 if nothing
 
 curriculum weight      the posted value
 improvement velocity   1 to 2: the fastest of the candidates gets 2
-data age               1 to 2: grows with the age, and reaches 2 at `stale_hours`
+data age               1 to 2: grows with the age, and reaches 2 after `STALE_H`
 quality                0.5 to 1.5, for a quality of 0 to 1
 
-The first, second and fourth factor decay to 1: their distance from it halves with each `half_life`.
+The first, second and fourth factor decay to 1: their distance from it halves in `HALF_LIFE_H`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from datetime import datetime
 from monitor.facts.thresholds import threshold
 from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
 
+# Hours in which posted values lose half of their effect, and after which old data has its full
+# boost.
+HALF_LIFE_H, STALE_H = 24.0, 168.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkPolicy:
@@ -29,14 +33,8 @@ class IdleWorkPolicy:
     # fmt: off
     enabled: bool = threshold(True, "Run background work on idle GPUs",
         "Templates are in the admin. Without templates, nothing is started.")
-    half_life_hours: float = threshold(24.0, "Half-life of signals", unit="h", ge=0.1, le=8760,
-        help="Posted values lose half of their effect in this time.")
-    stale_hours: float = threshold(168.0, "Data is stale after", unit="h", ge=0.1, le=87_600,
-        help="The boost for old data reaches its maximum at this age.")
     most_jobs: int = threshold(8, "Background jobs at a time", ge=0, le=10_000,
         help="On all hosts together, from all templates.")
-    seed: int = threshold(0, "Seed of the choice", ge=0, le=2**31,
-        help="The number of the choice is added. Equal seeds and signals give equal choices.")
     # fmt: on
 
 
@@ -54,13 +52,11 @@ def may_run(template: TemplateFact, gpu_uuid: str) -> bool:
     return not is_over_day and not is_full and needs_gpu == bool(gpu_uuid) and has_place
 
 
-def candidates(
-    templates: Iterable[TemplateFact], policy: IdleWorkPolicy, now: datetime
-) -> tuple[Candidate, ...]:
+def candidates(templates: Iterable[TemplateFact], now: datetime) -> tuple[Candidate, ...]:
     """Each template with its factors and its chance, by name."""
     ordered = sorted(templates, key=lambda template: template.name)
     fastest = max((_velocity(template) for template in ordered), default=0.0)
-    weighted = [_candidate(template, fastest, policy, now) for template in ordered]
+    weighted = [_candidate(template, fastest, now) for template in ordered]
     total = sum(candidate.weight for candidate in weighted)
     return tuple(
         replace(candidate, share=candidate.weight / total if total else 0.0)
@@ -69,10 +65,10 @@ def candidates(
 
 
 def pick_weighted_config(
-    templates: Sequence[TemplateFact], policy: IdleWorkPolicy, now: datetime, seed: int
+    templates: Sequence[TemplateFact], now: datetime, seed: int
 ) -> Choice | None:
     """A weighted random choice; None: there is none, or all weights are 0."""
-    weighted = candidates(templates, policy, now)
+    weighted = candidates(templates, now)
     by_name = {template.name: template for template in templates}
     if not any(candidate.weight > 0 for candidate in weighted):
         return None
@@ -93,21 +89,18 @@ def _random_part(seed: int) -> float:
     return int.from_bytes(digest[:7], "big") / 2**56
 
 
-def _candidate(
-    template: TemplateFact, fastest: float, policy: IdleWorkPolicy, now: datetime
-) -> Candidate:
+def _candidate(template: TemplateFact, fastest: float, now: datetime) -> Candidate:
     signals = template.signals
     quality = signals.get(_N.QUALITY)
     factors = {
-        _N.CURRICULUM_WEIGHT: _decayed(signals.get(_N.CURRICULUM_WEIGHT), None, policy, now),
+        _N.CURRICULUM_WEIGHT: _decayed(signals.get(_N.CURRICULUM_WEIGHT), None, now),
         _N.IMPROVEMENT_VELOCITY: _decayed(
             signals.get(_N.IMPROVEMENT_VELOCITY),
             1 + _velocity(template) / fastest if fastest else 1.0,
-            policy,
             now,
         ),
-        _N.DATA_AGE_HOURS: _age_factor(signals.get(_N.DATA_AGE_HOURS), policy, now),
-        _N.QUALITY: _decayed(quality, 0.5 + quality.value if quality else 1.0, policy, now),
+        _N.DATA_AGE_HOURS: _age_factor(signals.get(_N.DATA_AGE_HOURS), now),
+        _N.QUALITY: _decayed(quality, 0.5 + quality.value if quality else 1.0, now),
     }
     weight = template.weight
     for factor in factors.values():
@@ -120,20 +113,18 @@ def _velocity(template: TemplateFact) -> float:
     return max(0.0, signal.value) if signal else 0.0
 
 
-def _decayed(
-    signal: Signal | None, raw: float | None, policy: IdleWorkPolicy, now: datetime
-) -> float:
+def _decayed(signal: Signal | None, raw: float | None, now: datetime) -> float:
     """The factor as it was posted (raw; None = the value itself), nearer to 1 the older it is."""
     if signal is None:
         return 1.0
     posted = signal.value if raw is None else raw
     hours = max(0.0, (now - signal.at).total_seconds() / 3600)
-    return 1 + (posted - 1) * math.exp2(-hours / policy.half_life_hours)
+    return 1 + (posted - 1) * math.exp2(-hours / HALF_LIFE_H)
 
 
-def _age_factor(signal: Signal | None, policy: IdleWorkPolicy, now: datetime) -> float:
+def _age_factor(signal: Signal | None, now: datetime) -> float:
     """The data has become older since its age was posted."""
     if signal is None:
         return 1.0
     age = signal.value + max(0.0, (now - signal.at).total_seconds() / 3600)
-    return 1 + min(1.0, max(0.0, age) / policy.stale_hours)
+    return 1 + min(1.0, max(0.0, age) / STALE_H)

@@ -98,10 +98,10 @@ def open_jobs() -> QuerySet[Job]:
     return Job.objects.exclude(state=JobState.FINISHED.value).exclude(idle_template="")
 
 
-def next_seed(seed: int) -> int:
-    """The seed of the policy plus the number of the next choice."""
+def next_seed() -> int:
+    """The number of the next choice, from which the choice follows."""
     newest = IdleChoice.objects.order_by("-id").values_list("id", flat=True).first()
-    return seed + (newest or 0) + 1
+    return (newest or 0) + 1
 
 
 def start(

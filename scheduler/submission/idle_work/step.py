@@ -47,7 +47,7 @@ class IdleWork:
         started = self._isolation.each(
             places,
             lambda place: f"idle work for {place[0] or 'the CPUs'}",
-            lambda place: self._start(templates, place, policy, now),
+            lambda place: self._start(templates, place, now),
             now,
         )
         return [name for _, name in started if name]
@@ -77,14 +77,13 @@ class IdleWork:
         self,
         templates: Sequence[IdleTemplate],
         place: tuple[str, float],
-        policy: IdleWorkPolicy,
         now: datetime,
     ) -> str:
         gpu_uuid, idle_s = place
         by_name = {row.name: row for row in templates}
         able = [fact for fact in rows.facts(templates, now) if may_run(fact, gpu_uuid)]
         while able:
-            choice = pick_weighted_config(able, policy, now, rows.next_seed(policy.seed))
+            choice = pick_weighted_config(able, now, rows.next_seed())
             if choice is None:
                 return ""
             row = by_name[choice.template.name]

@@ -6,13 +6,13 @@ from monitor.incidents import facts as rules
 from monitor.incidents.rules.evaluate import log_figures
 from tests.monitor.hog_traces import policies
 
-CHANGED = policies(sustained_pct=81.0, hog_pct=83.0)
+CHANGED = policies(sustained_pct=81.0)
 
 
 FIGURES: list[tuple[str, dict[str, float]]] = [
     (rules.SUSTAINED, {"gpu_util": 42.0, "threshold": 81.0}),
     (rules.FAIR_SHARE, {"gpu_util": 42.0, "threshold": 75.0}),
-    (rules.MEMORY_HOG, {"memory_util": 42.0, "threshold": 83.0}),
+    (rules.MEMORY_HOG, {"memory_util": 42.0, "threshold": 80.0}),
     (rules.LEAK, {}),
     (rules.IDLE_HELD, {"gpu_util": 42.0, "threshold": 2.0}),
     (rules.ORPHANED, {}),

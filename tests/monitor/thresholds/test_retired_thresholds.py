@@ -13,7 +13,7 @@ from django.test import Client
 from gpucoord_site.cli.check import guards
 from gpucoord_site.config import errors
 from gpucoord_site.config.settings import load_config
-from monitor.facts.retired_thresholds import RETIRED, retired, sentence
+from monitor.facts.retired_thresholds import BY_OPERATORS, IN_SETTINGS, RETIRED, retired, sentence
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
@@ -44,8 +44,8 @@ def test_each_former_threshold_is_found_in_tables_and_others_are_not() -> None:
 
 
 def test_several_former_thresholds_are_one_sentence() -> None:
-    assert sentence(["hogs.b", "claims.a"], "in gpucoord.toml") == (
-        "claims.a, hogs.b are no thresholds any more: their values in gpucoord.toml are ignored."
+    assert sentence(["hogs.b", "claims.a"], BY_OPERATORS) == (
+        "claims.a, hogs.b are no thresholds any more: their values set in the admin are ignored."
     )
 
 
@@ -77,7 +77,7 @@ def test_values_in_the_file_and_in_the_database_are_reported_and_ignored() -> No
     PolicyValues.objects.create(name="cooling", values={"wait_s": 9.0})
 
     assert thresholds.retired_values() == [
-        FORMER.format("in gpucoord.toml"),
+        FORMER.format(IN_SETTINGS),
         "cooling.wait_s, hogs.coverage_pct are no thresholds any more: their values set in the "
         "admin are ignored.",
     ]
@@ -101,7 +101,7 @@ def test_a_change_of_the_policy_removes_them_and_the_audit_says_so() -> None:
 def test_operators_see_them_on_the_page_of_rules(
     root: User, alice: User, as_user: Callable[[User], Client]
 ) -> None:
-    text = FORMER.format("in gpucoord.toml")
+    text = FORMER.format(IN_SETTINGS)
 
     assert text in as_user(root).get("/rules/").content.decode()
     assert text not in as_user(alice).get("/rules/").content.decode()
@@ -112,4 +112,4 @@ def test_the_check_names_them(file: Path, tmp_path: Path) -> None:
 
     (finding,) = guards.retired_thresholds(load_config(data=tmp_path / "none"))
 
-    assert finding.text == FORMER.format("in gpucoord.toml")
+    assert finding.text == FORMER.format(IN_SETTINGS)

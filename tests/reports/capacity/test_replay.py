@@ -213,7 +213,7 @@ def test_enough_gpus_for_all_leave_no_wait(jobs: list[RecordedJob]) -> None:
 def test_order_and_backfill_are_the_planners() -> None:
     # Bob has nothing, so his job comes before alice's third.
     jobs = [recorded(1), recorded(2), recorded(3, owner="bob", at_h=0.5)]
-    rules = PlannerThresholds(order=OrderPolicy(fair_weight=100.0, age_weight=0.0))
+    rules = PlannerThresholds(order=OrderPolicy(age_weight=0.0))
     assert figures(jobs, rules=rules).waited_gpu_hours == 2.0 + 0.5
     assert figures([*jobs[:2], replace(jobs[2], owner="alice")]).waited_gpu_hours == 1.0 + 1.5
 

@@ -15,7 +15,7 @@ import pytest
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from reports.figures.policy.jobs import JobWait, Waiting
 from reports.figures.policy.ledger import GpuPart, Ledger, Step, UseFact, UsePart
-from reports.figures.policy.thresholds import ReportPolicy
+from reports.figures.policy.thresholds import HIGH_PCT, SUSTAINED_PCT
 from reports.figures.policy.violations import HOUR_S, Standards, judged
 
 USERS, WEEK_H = 40, 7 * 24
@@ -56,10 +56,9 @@ def share_listed(
     """The part of the users that a report lists. processes: one after the other, each hour."""
     names = {f"u{n}": f"GPU {n}" for n in range(USERS)}
     hours = {name: habit(Random(f"{name} {known} {processes}")) for name in names}
-    policy = ReportPolicy()
     entitled = ENTITLED_PCT / 100
     ledger = Ledger(
-        dict.fromkeys(names, 0), UTC, HOUR_S, policy.high_pct, policy.sustained_pct,
+        dict.fromkeys(names, 0), UTC, HOUR_S, HIGH_PCT, SUSTAINED_PCT,
         lambda _: entitled,
     )  # fmt: skip
     for hour in range(WEEK_H):
@@ -70,7 +69,6 @@ def share_listed(
         waiting.add(JobWait("other", "normal", 0, 0, False, "GpuTaken"), USERS * waits_s)
         ledger.add(Step(begin, begin + HOUR_S, gpus, uses, {}, waiting))
     standards = Standards(
-        policy=policy,
         gpu_time=GpuTimePolicy(),
         exemptions=(),
         entitled=lambda _: ENTITLED_PCT,

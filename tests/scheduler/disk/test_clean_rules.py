@@ -25,14 +25,13 @@ def file(root: CleanRoot, path: str, days: float = 30.0, **changes: Any) -> File
 
 
 def chosen(found: dict[CleanRoot, list[FileEntry]], **more: Any) -> list[str]:
-    policy = more.pop("policy", CleaningPolicy(checkpoint_keep=1))
-    return ["/".join(c.file.parts) for c in candidates(found, policy, NOW, **more)]
+    return ["/".join(c.file.parts) for c in candidates(found, CleaningPolicy(), NOW, **more)]
 
 
 def test_rules_come_in_their_order_and_the_oldest_file_first() -> None:
     found = {
         DATA: [file(DATA, "a.bin", 90)],
-        CHECKPOINTS: [file(CHECKPOINTS, f"1/checkpoint/{d}.pt", d) for d in (10, 30, 20)],
+        CHECKPOINTS: [file(CHECKPOINTS, f"1/checkpoint/{d}.pt", d) for d in (10, 30, 8, 20, 9)],
         DATABASES: [file(DATABASES, "old.db", 60, is_empty_database=True)],
         LOGS: [file(LOGS, "1/1/output.log", 8), file(LOGS, "2/1/output.log", 9)],
     }
@@ -62,13 +61,13 @@ def test_files_of_jobs_that_have_not_ended_stay() -> None:
 def test_the_newest_checkpoints_of_each_folder_stay() -> None:
     found = {
         CHECKPOINTS: [
-            *(file(CHECKPOINTS, f"1/checkpoint/{d}.pt", d) for d in (20, 30, 40)),
+            *(file(CHECKPOINTS, f"1/checkpoint/{d}.pt", d) for d in (10, 20, 30, 40)),
             file(CHECKPOINTS, "2/checkpoint/only.pt", 99),
             file(CHECKPOINTS, "1/1/spec.json", 99),
         ]
     }
 
-    assert chosen(found, policy=CleaningPolicy(checkpoint_keep=2)) == ["1/checkpoint/40.pt"]
+    assert chosen(found) == ["1/checkpoint/40.pt"]
 
 
 def test_checkpoints_and_data_need_a_copy_and_logs_only_if_wished() -> None:

@@ -213,7 +213,7 @@ def test_a_listed_folder_never_leads_to_files_of_gpucoord(box: Box, tmp_path: Pa
     other = write(tmp_path / "beside")
     box.copy = plain_copy
     above = os.path.commonpath([box.data, tmp_path])
-    box.policy(data_folders=[str(above), str(box.data)], data_days=0, sync_target=str(box.target))
+    box.policy(data_folders=[str(above), str(box.data)], sync_target=str(box.target))
 
     run = box.clean()
 

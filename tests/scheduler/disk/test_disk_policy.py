@@ -16,7 +16,6 @@ POLICY = DiskPolicy(
     block_pct=70,
     block_free_gib=1_000_000,
     block_free_pct=100,
-    calm_pct=1,
 )
 
 

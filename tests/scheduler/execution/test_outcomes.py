@@ -9,11 +9,12 @@ from django.contrib.auth.models import User
 from monitor.facts.readings import Health
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import counters
-from monitor.models import Claim, Event, PolicyValues
+from monitor.models import Claim, Event
 from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.execution.steps import outcomes
 from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield
+from scheduler.jobs.lifecycle.policy.retries import MOST_LOST
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.jobs.lifecycle.rows import queue_facts
@@ -165,15 +166,15 @@ def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) 
 
 
 def test_who_was_released_may_be_lost_as_often_again(alice: User) -> None:
-    PolicyValues.objects.create(name="retries", values={"most_lost": 0})
-    job = _lose(jobs_made.running(alice, yield_options=REQUEUE))
-    assert job.held == "The machine lost it once."
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+    for _ in range(MOST_LOST):
+        assert _lose(job).held == ""
+        Job.objects.filter(pk=job.pk).update(retry_at=None)
+        jobs_made.place_again(job, at=LATER)
+    assert _lose(job).held == f"The machine lost it {MOST_LOST + 1} times."
     assert job_changes.release_job(job.pk, "alice", LATER)
-    job.refresh_from_db()
-    PolicyValues.objects.update(values={"most_lost": 1})
-    job.retry_at = None
-    job.save()
-    jobs_made.place_again(job, at=LATER + timedelta(minutes=1))
+    Job.objects.filter(pk=job.pk).update(retry_at=None)
+    jobs_made.place_again(job, at=LATER + timedelta(hours=1))
 
     assert _lose(job).held == ""
 

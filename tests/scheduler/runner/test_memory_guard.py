@@ -176,19 +176,19 @@ def test_the_kernel_slows_a_job_down_before_it_kills_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gib", "pct", "host_gib", "limit_gib"),
+    ("pct", "host_gib", "limit_gib"),
     [
-        (80.0, 80.0, 1024, 80),
-        (80.0, 80.0, 64, 51.2),
-        (80.0, 80.0, None, 80),
-        (None, 50.0, 64, 32),
-        (None, 100.0, 64, None),
+        (80.0, 1024, 819.2),
+        (80.0, 64, 51.2),
+        (80.0, None, None),
+        (50.0, 64, 32),
+        (100.0, 64, None),
     ],
 )
 def test_a_job_that_declares_nothing_has_a_limit(
-    gib: float | None, pct: float, host_gib: int | None, limit_gib: float | None
+    pct: float, host_gib: int | None, limit_gib: float | None
 ) -> None:
-    policy = BoundsPolicy(default_memory_gib=gib, default_memory_pct=pct)
+    policy = BoundsPolicy(default_memory_pct=pct)
     limit = policy.undeclared_bytes(None if host_gib is None else host_gib * GIB)
 
     assert limit == (None if limit_gib is None else int(limit_gib * GIB))
@@ -198,7 +198,7 @@ def test_a_process_is_limited_unless_its_job_declares_more() -> None:
     assert BoundsPolicy().process_bytes(1024 * GIB) == 80 * GIB
     assert BoundsPolicy().process_bytes(64 * GIB) == int(51.2 * GIB)
     assert BoundsPolicy().process_bytes(None) == 80 * GIB
-    assert BoundsPolicy(process_memory_gib=None, process_memory_pct=100).process_bytes(1) is None
+    assert BoundsPolicy(process_memory_gib=None).process_bytes(None) is None
 
 
 def test_a_job_that_was_ended_for_its_memory_has_failed() -> None:

@@ -33,16 +33,16 @@ def at(minutes: float) -> datetime:
 
 
 def test_the_newest_busy_minute_counts() -> None:
-    assert used_at([minute(3, 30.0), minute(1, 60.0), minute(5, 2.9)], NOW, POLICY) == at(4)
+    assert used_at([minute(3, 30.0), minute(1, 60.0), minute(5, 2.9)], NOW) == at(4)
 
 
 def test_without_use_the_start_counts() -> None:
-    assert used_at([minute(5, 0.0)], NOW, POLICY) == NOW
+    assert used_at([minute(5, 0.0)], NOW) == NOW
 
 
 @pytest.mark.parametrize("known_s", [0.0, 40.0])
 def test_a_minute_that_was_not_measured_counts_as_use(known_s: float) -> None:
-    assert used_at([minute(7, 0.0, known_s)], NOW, POLICY) == at(8)
+    assert used_at([minute(7, 0.0, known_s)], NOW) == at(8)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class IdleResources:
         policy = thresholds.current(IdlePolicy)
         return [
             *self._unused(snapshot, policy, now),
-            *self._gpus(snapshot, policy, now),
+            *self._gpus(snapshot, now),
             *self._memory(now),
         ]
 
@@ -115,14 +115,14 @@ class IdleResources:
         )
         return text
 
-    def _gpus(self, snapshot: Snapshot, policy: IdlePolicy, now: datetime) -> list[str]:
-        idle = long_idle(snapshot.gpus, policy, now)
+    def _gpus(self, snapshot: Snapshot, now: datetime) -> list[str]:
+        idle = long_idle(snapshot.gpus, now)
         if not idle:
             return []
         waiting = waiting_jobs(self._isolation.converter(now))
         new = [
             idle_gpu
-            for idle_gpu in beside(idle, waiting, policy, now)
+            for idle_gpu in beside(idle, waiting, now)
             if not _is_reported(idle_gpu.gpu.uuid, idle_gpu.since, kind=WAITED_KIND)
         ]
         reported = self._isolation.each(

@@ -20,9 +20,9 @@ from enum import StrEnum
 from zlib import crc32
 
 from monitor.facts.formats import GIB
-from monitor.facts.thresholds import percent, threshold
+from monitor.facts.thresholds import threshold
 from scheduler.facts.jobs import Outcome
-from scheduler.queue.planner.preemption import PreemptionPolicy
+from scheduler.queue.planner.preemption import COOL_DOWN, MOST_REQUEUES
 
 SAVED_EXIT_CODE = 85
 # Those that the runner sends to a job that has to leave.
@@ -44,20 +44,21 @@ class FailureCause(StrEnum):
     MACHINE = "machine"
 
 
+# Delay before the first retry, doubled after each failure, and the longest one.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+# %: spreads the retries of jobs that failed together.
+JITTER_PCT = 10.0
+# The declared memory of the GPU or host is multiplied by this after an out-of-memory failure.
+MEMORY_FACTOR = 1.25
+# A job whose runner or GPU was lost more often is held until it is released.
+MOST_LOST = 10
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Retry delays and limits."""
 
     # fmt: off
-    first_pause_s: float = threshold(60.0, "First retry delay", unit="s", ge=0,
-        help="The delay doubles after each failure.")
-    longest_pause_minutes: float = threshold(60.0, "Maximum retry delay", unit="min", ge=0)
-    jitter_pct: float = percent(10.0, "Jitter", "Spreads the retries of jobs that failed together.")
-    memory_factor: float = threshold(1.25, "Memory factor", ge=1, le=10,
-        help="The declared GPU memory, or the declared host memory, is multiplied by this factor "
-             "after an out-of-memory failure.")
-    most_lost: int = threshold(10, "Maximum lost attempts", ge=0,
-        help="A job whose runner or GPU was lost more often is held until it is released.")
     down_after_minutes: float = threshold(0.0, "Silent host counts as down after", unit="min",
         ge=0, le=10080,
         help="Jobs with requeue that ran there then start on other hosts, as if an operator had "
@@ -122,19 +123,17 @@ class RetryDecision:
 def decide(
     end: AttemptEnd,
     past: RetryHistory,
-    preemption: PreemptionPolicy,
-    retry: RetryPolicy,
     largest_bytes: int | None = None,
 ) -> RetryDecision:
     """largest_bytes: the memory of the largest GPU, or of the host; no job declares more."""
     if end.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIMED_OUT):
         return _over(end.outcome, past)
     if end.yielded or _leaves_unasked(end, past):
-        return _yielded(end, past, preemption)
+        return _yielded(end, past)
     if end.cause is FailureCause.MACHINE:
-        return _lost(end, past, retry)
+        return _lost(end, past)
     if past.failures < past.retries:
-        return _retried(end, past, retry, largest_bytes)
+        return _retried(end, past, largest_bytes)
     return _over(end.outcome, past)
 
 
@@ -144,13 +143,12 @@ MEMORY_PROBLEMS = {
 }
 
 
-def pause(times: int, job_id: int, policy: RetryPolicy) -> timedelta:
+def pause(times: int, job_id: int) -> timedelta:
     """Before the next try after `times` failures: the same for the same job and number."""
-    longest = policy.longest_pause_minutes * 60
     # 2^30 first pauses are longer than any longest one.
-    seconds = min(longest, policy.first_pause_s * 2 ** min(max(times, 1) - 1, 30))
+    seconds = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(max(times, 1) - 1, 30))
     spread = crc32(f"{job_id}.{times}".encode()) / 2**31 - 1
-    return timedelta(seconds=seconds * (1 + spread * policy.jitter_pct / 100))
+    return timedelta(seconds=seconds * (1 + spread * JITTER_PCT / 100))
 
 
 def reports_gpu_memory(tail: bytes) -> bool:
@@ -175,20 +173,20 @@ def _leaves_unasked(end: AttemptEnd, past: RetryHistory) -> bool:
     return end.exit_code == SAVED_EXIT_CODE and (past.preemptible or past.requeue)
 
 
-def _yielded(end: AttemptEnd, past: RetryHistory, policy: PreemptionPolicy) -> RetryDecision:
+def _yielded(end: AttemptEnd, past: RetryHistory) -> RetryDecision:
     has_saved = end.exit_code == SAVED_EXIT_CODE
     if not has_saved and not past.requeue:
         return _over(Outcome.PREEMPTED, past, _unsaved(end))
     counts = end.counts and (end.yielded or end.cause is not FailureCause.MACHINE)
     times = past.requeues + counts
-    is_held = counts and times > policy.most_requeues
+    is_held = counts and times > MOST_REQUEUES
     why = "had to make room for others" if end.yielded else "left by itself to be run again"
     return RetryDecision(
         again=True,
         outcome=Outcome.PREEMPTED,
         text="it saved its work" if has_saved else "it begins anew",
         held=f"It {why} {_times(times)}." if is_held else "",
-        cool_down=timedelta(minutes=policy.cool_down_minutes),
+        cool_down=COOL_DOWN,
         failures=past.failures,
         requeues=times,
         memory_bytes=past.memory_bytes,
@@ -216,7 +214,7 @@ def _signal(number: int) -> str:
     return f"{number} ({name})" if name else str(number)
 
 
-def _lost(end: AttemptEnd, past: RetryHistory, policy: RetryPolicy) -> RetryDecision:
+def _lost(end: AttemptEnd, past: RetryHistory) -> RetryDecision:
     goes_on = past.preemptible and end.has_saved
     if not (past.requeue or past.retries or goes_on):
         return _over(end.outcome, past)
@@ -225,8 +223,8 @@ def _lost(end: AttemptEnd, past: RetryHistory, policy: RetryPolicy) -> RetryDeci
         again=True,
         outcome=end.outcome,
         text="the machine lost it",
-        held=f"The machine lost it {_times(times)}." if times > policy.most_lost else "",
-        pause=pause(times, past.job_id, policy) if times > 1 else None,
+        held=f"The machine lost it {_times(times)}." if times > MOST_LOST else "",
+        pause=pause(times, past.job_id) if times > 1 else None,
         failures=past.failures,
         requeues=past.requeues,
         memory_bytes=past.memory_bytes,
@@ -238,19 +236,17 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _retried(
-    end: AttemptEnd, past: RetryHistory, policy: RetryPolicy, largest_bytes: int | None
-) -> RetryDecision:
+def _retried(end: AttemptEnd, past: RetryHistory, largest_bytes: int | None) -> RetryDecision:
     times = past.failures + 1
     memory = past.memory_bytes
     text = f"it failed, and has {past.retries - past.failures} of {past.retries} retries left"
     if end.cause is FailureCause.GPU_MEMORY and memory is not None:
-        more = int(memory * policy.memory_factor)
+        more = int(memory * MEMORY_FACTOR)
         memory = more if largest_bytes is None else max(memory, min(more, largest_bytes))
         text = f"it ran out of GPU memory, and declares {memory / GIB:.4g} GiB now"
     host_memory = past.host_memory_bytes
     if end.cause is FailureCause.MEMORY and host_memory is not None:
-        more = int(host_memory * policy.memory_factor)
+        more = int(host_memory * MEMORY_FACTOR)
         most = more if largest_bytes is None else min(more, largest_bytes)
         host_memory = max(host_memory, most)
         text = f"it ran out of host memory, and declares {host_memory / GIB:.4g} GiB now"
@@ -258,7 +254,7 @@ def _retried(
         again=True,
         outcome=end.outcome,
         text=text,
-        pause=pause(times, past.job_id, policy),
+        pause=pause(times, past.job_id),
         failures=times,
         requeues=past.requeues,
         memory_bytes=memory,

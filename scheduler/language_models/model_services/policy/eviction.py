@@ -3,7 +3,7 @@
 The three rules, with S queued scripts, L queued prompts and R GPUs in `llm_ready`:
 
 1. R > 0 and S > `min_script_queue_for_evict`
-2. S > `long_script_queue` and L = 0
+2. S > 20 and L = 0
 3. R > 0 and S × average script seconds ÷ R > boot seconds of the model
 """
 
@@ -22,6 +22,12 @@ from scheduler.facts.plans import Slot
 MOST_TRIED = 8
 
 
+# Without waiting prompts, a model is evicted when more jobs than this wait for a GPU.
+LONG_SCRIPT_QUEUE = 20
+# Run time of a job until jobs have ended and one is measured.
+SCRIPT_S = 45.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionPolicy:
     """Unloading of language models for jobs that wait for a GPU."""
@@ -31,11 +37,6 @@ class EvictionPolicy:
         "A model gives its GPU to waiting jobs by the rules of this policy.")
     min_script_queue_for_evict: int = threshold(5, "Evict above this number of waiting jobs", ge=0,
         help="A model that no request uses is evicted when more jobs wait for a GPU.")
-    long_script_queue: int = threshold(20, "Evict without prompts above", ge=0,
-        help="A model is evicted when more jobs wait for a GPU and no prompt waits.")
-    script_seconds: float = threshold(45.0, "Run time of a job before one is measured", unit="s",
-        ge=1, le=86_400, help="Used until jobs have ended: a model is evicted when the waiting "
-             "jobs need longer than the model boots.")
     prefer_idle_llm_eviction: bool = threshold(True, "Evict idle models only",
         "Models that answer requests stay; otherwise they end their requests first.")
     never_evict_brain: bool = threshold(True, "Never evict brain models",
@@ -58,12 +59,9 @@ def should_evict_for_scripts(queues: Queues, boot_s: float, policy: EvictionPoli
     scripts, ready = queues.scripts, queues.ready
     if ready > 0 and scripts > policy.min_script_queue_for_evict:
         return f"{scripts} jobs wait for a GPU, more than {policy.min_script_queue_for_evict}"
-    if scripts > policy.long_script_queue and queues.prompts == 0:
-        return (
-            f"{scripts} jobs wait for a GPU, more than {policy.long_script_queue},"
-            " and no prompt waits"
-        )
-    script_s = policy.script_seconds if queues.script_s is None else queues.script_s
+    if scripts > LONG_SCRIPT_QUEUE and queues.prompts == 0:
+        return f"{scripts} jobs wait for a GPU, more than {LONG_SCRIPT_QUEUE}, and no prompt waits"
+    script_s = SCRIPT_S if queues.script_s is None else queues.script_s
     if ready > 0 and scripts * script_s / ready > boot_s:
         return (
             f"{scripts} waiting jobs need about {scripts * script_s / ready:.0f} s,"

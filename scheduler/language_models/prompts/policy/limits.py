@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import timedelta
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.people import Quota
 from scheduler.facts.prompts import DayUse, NewPrompt
 
 MIB = 1024**2
+# MiB of messages and parameters of a user's waiting prompts, as stored, except of operators.
+WAITING_MIB = 32.0
+# Hourly sums of requests and tokens of each user and model are kept for this time.
+USE_KEPT = timedelta(days=400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +24,6 @@ class PromptPolicy:
     # fmt: off
     waiting: int = threshold(500, "Waiting requests of a user", ge=1, le=100_000,
         help="Prompts and requests of the endpoint together. Further ones get 429.")
-    waiting_mib: float = threshold(32.0, "Text of a user's waiting prompts", unit="MiB", ge=1,
-        le=1_000_000,
-        help="Messages and parameters together, as stored. Further prompts get 429, and a larger "
-             "prompt 422. Operators have no such limit.")
     wait_s: float = threshold(300.0, "Longest wait of the endpoint", unit="s", ge=1, le=3600,
         help="A request without an instance after this time gets 503 with Retry-After. "
              "Prompts of the queue wait without a limit.")
@@ -33,8 +34,6 @@ class PromptPolicy:
         help="From the start of a request on an instance to its last byte.")
     days: float = threshold(30.0, "Retention of prompts", unit="d", ge=0.01, le=3650,
         help="Prompts with their answers are deleted this long after their end.")
-    use_days: float = threshold(400.0, "Retention of use", unit="d", ge=30, le=3650,
-        help="Hourly sums of requests and tokens of each user and model.")
     # fmt: on
 
 

@@ -23,6 +23,14 @@ SLACK = 1e-6
 NO_THROTTLE = Throttle()
 
 
+# Strength with which past use below the share raises the target share.
+CATCH_UP = 1.0
+# A starting job is charged for this time in advance, so that bursts are not free.
+ENTRY_S = 3600.0
+# After a longer time without readings, only this much is charged to the users last seen.
+LONGEST_GAP = timedelta(seconds=15)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaPolicy:
     """Fair share, charging and quotas. Daily GPU-minutes are a fixed budget: load, overuse and the
@@ -31,13 +39,6 @@ class QuotaPolicy:
     # fmt: off
     half_life_hours: float = threshold(48.0, "Half-life of past usage", unit="h", ge=1, le=8760,
         help="After this time, usage counts half in a user's fair share.")
-    catch_up: float = threshold(1.0, "Catch-up strength", ge=0, le=10,
-        help="How much past under-use raises priority. 0 = off.")
-    entry_hours: float = threshold(1.0, "Charge at start", unit="h", ge=0, le=48,
-        help="A starting job is charged for this time in advance, so that bursts are not free.")
-    longest_gap_s: float = threshold(15.0, "Maximum charged gap", unit="s", ge=5, le=600,
-        help="After a longer time without readings, only this much is charged to the users last "
-             "seen.")
     first_job_free: bool = threshold(True, "First job always allowed",
         "A user without a running GPU job may start one beyond the share. On a GPU in use by "
         "other users, the reduced share of that GPU still applies.")

@@ -21,8 +21,8 @@ from monitor.thresholds import rows as thresholds
 from scheduler.limits.throttle import charts
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.pages import region
-from scheduler.limits.throttle.policy.mode import Mode, ModePolicy
-from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
+from scheduler.limits.throttle.policy.mode import LOOK_BACK_H, Mode, ModePolicy
+from scheduler.limits.throttle.policy.tiers import HOG_MULTIPLIER, LEAST_MULTIPLIER, AdaptivePolicy
 from scheduler.models import ModeState
 
 AUTOMATIC = "automatic"
@@ -80,9 +80,10 @@ def mode(request: HttpRequest) -> HttpResponse:
     modes = throttle_rows.shown_modes(settings.CONFIG.node)
     context = {
         "form": form,
-        "rows": [(row, _overuse(row.host, policy, now)) for row in modes],
+        "rows": [(row, _overuse(row.host, now)) for row in modes],
         "policy": policy,
-        "adaptive": adaptive,
+        "look_back_h": LOOK_BACK_H,
+        "multipliers": {"hog": HOG_MULTIPLIER, "least": LEAST_MULTIPLIER},
         "steps": charts.tier_steps(adaptive),
         "changes": events.recent(SHOWN, kind="MODE_CHANGED"),
         **region.load(now),
@@ -90,11 +91,11 @@ def mode(request: HttpRequest) -> HttpResponse:
     return render(request, "scheduler/mode.html", context, status=422 if form.errors else 200)
 
 
-def _overuse(host: str, policy: ModePolicy, now: datetime) -> dict[str, Any]:
+def _overuse(host: str, now: datetime) -> dict[str, Any]:
     """Overuse in the look-back time: the part of it in percent, and by hour."""
-    spans, hours = open_incidents.hog_spans(host, policy.hours, now), max(1, round(policy.hours))
+    spans = open_incidents.hog_spans(host, LOOK_BACK_H, now)
     return {
-        "pct": 100 * union_s(spans) / (policy.hours * 3600),
-        "hours": charts.overuse_hours(spans, hours, now),
-        "since": now - timedelta(hours=hours),
+        "pct": 100 * union_s(spans) / (LOOK_BACK_H * 3600),
+        "hours": charts.overuse_hours(spans, LOOK_BACK_H, now),
+        "since": now - timedelta(hours=LOOK_BACK_H),
     }

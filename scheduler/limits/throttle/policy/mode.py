@@ -18,17 +18,21 @@ class Mode(StrEnum):
     DEFENSIVE = "defensive"
 
 
+# Hours over which overuse is measured.
+LOOK_BACK_H = 24
+# %: share of these hours with overuse below which the mode is cooperative again.
+COOPERATIVE_BELOW_PCT = 20.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModePolicy:
     """Switching between cooperative and defensive mode. Defensive mode reduces shares on GPUs that
     other users are on."""
 
     # fmt: off
-    hours: float = threshold(24.0, "Look-back time", unit="h", ge=1, le=168,
-        help="Time over which overuse is measured.")
     defensive_above_pct: float = percent(30.0, "Defensive mode above",
-        "Share of the look-back time with an open overuse incident. 100 = never.")
-    cooperative_below_pct: float = percent(20.0, "Cooperative mode below")
+        "Share of the last 24 h with an open overuse incident. The mode is cooperative again below "
+        "20 %. 100 = never.")
     defensive_multiplier: float = threshold(0.1, "Multiplier in defensive mode",
         unit="×", ge=0, le=1,
         help="Applies to each user's share of GPUs in use by other users, for normal and "
@@ -36,10 +40,10 @@ class ModePolicy:
              "GPU-minutes and limits on GPUs, jobs and memory are not affected.")
     # fmt: on
 
-    def conflicts(self) -> dict[str, str]:
-        if self.cooperative_below_pct <= self.defensive_above_pct:
-            return {}
-        return {"cooperative_below_pct": "it must not be above the start of defensive mode"}
+    @property
+    def cooperative_below_pct(self) -> float:
+        """Cooperative mode returns below this."""
+        return min(COOPERATIVE_BELOW_PCT, self.defensive_above_pct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,7 @@ def _automatic(old: Mode, share: float | None, policy: ModePolicy) -> Mode:
 def _why(mode: Mode, share: float | None, policy: ModePolicy) -> str:
     if share is None:
         return "The time with overuse is unknown."
-    text = f"Overuse in {100 * share:.0f} % of the last {policy.hours:.0f} h"
+    text = f"Overuse in {100 * share:.0f} % of the last {LOOK_BACK_H} h"
     if mode is Mode.DEFENSIVE:
         return f"{text}. Normal limits return below {policy.cooperative_below_pct:.0f} %."
     return f"{text}. Limits tighten above {policy.defensive_above_pct:.0f} %."

@@ -1,8 +1,8 @@
 """Policy: backpressure: which priority classes are deferred because of load, and for how long.
 
 The first deferral lasts 30 s. Each further one lasts twice as long, up to a cap, until the machine
-has been calm for `forget_s`. A deferral ends when its time is over and no load signal is left, or
-when the machine has been calm for `calm_s`.
+has been calm for `FORGET_S`. A deferral ends when its time is over and no load signal is left, or
+when the machine has been calm for `CALM_S`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,25 @@ from dataclasses import dataclass, replace
 
 from monitor.facts.health import Condition
 from monitor.facts.readings import GpuReading
-from monitor.facts.thresholds import percent, threshold
+from monitor.facts.thresholds import percent
 from monitor.incidents.constraints.policy import Gauge
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import PriorityClass
 
 # In the order in which load defers them.
 CLASSES = (PriorityClass.BACKGROUND, PriorityClass.NORMAL, PriorityClass.USER_INITIATED)
+
+
+# %: all thresholds of load are this much lower for background jobs.
+BACKGROUND_EARLIER_PCT = 10.0
+# Seconds of the first deferral, and of the longest one.
+FIRST_S, CAP_S = 30.0, 240.0
+# %: from the second deferral on, so that hosts do not retry in step.
+JITTER_PCT = 10.0
+# Seconds of calm that end a deferral, and after which the next one is a first one.
+CALM_S, FORGET_S = 30.0, 300.0
+# Seconds over which the use of a GPU is averaged.
+SMOOTH_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +42,12 @@ class PressurePolicy:
     gpu_busy_pct: float = percent(80.0, "GPU busy above",
         "A busy GPU gets no new normal or background jobs. 100 = never.")
     gpu_calm_pct: float = percent(70.0, "GPU calm below")
-    background_earlier_pct: float = percent(10.0, "Margin for background jobs",
-        "All load thresholds are this much lower for background jobs.")
-    first_s: float = threshold(30.0, "First deferral", unit="s", ge=1, le=86_400)
-    cap_s: float = threshold(240.0, "Maximum deferral", unit="s", ge=1, le=86_400)
-    jitter_pct: float = percent(10.0, "Jitter",
-        "Applies from the second deferral on, so that hosts do not retry in step.")
-    calm_s: float = threshold(30.0, "End a deferral after calm of", unit="s", ge=0, le=86_400,
-        help="A job waits at most this long after the host is free again.")
-    forget_s: float = threshold(300.0, "Reset deferral after calm of", unit="s", ge=0, le=86_400,
-        help="The next deferral then starts at the first deferral time.")
-    smooth_s: float = threshold(20.0, "GPU use averaged over", unit="s", ge=1, le=86_400)
     # fmt: on
 
     def conflicts(self) -> dict[str, str]:
-        problems = {}
         if self.gpu_calm_pct > self.gpu_busy_pct:
-            problems["gpu_calm_pct"] = "it must not be above the value for busy"
-        if self.first_s > self.cap_s:
-            problems["first_s"] = "it must not be longer than the maximum"
-        return problems
+            return {"gpu_calm_pct": "it must not be above the value for busy"}
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +94,18 @@ class Deferral:
 def deferred(
     old: Deferral | None,
     strains: Sequence[LoadSignal],
-    policy: PressurePolicy,
     now_t: float,
     seed: str = "",
 ) -> Deferral | None:
     """The deferral of one class now; None = none, and none remembered."""
     if strains:
-        return _strained(old, tuple(strains), policy, now_t, seed)
+        return _strained(old, tuple(strains), now_t, seed)
     if old is None:
         return None
     if old.over_t is not None:
-        return old if now_t - old.over_t < policy.forget_s else None
+        return old if now_t - old.over_t < FORGET_S else None
     calm_t = now_t if old.calm_t is None else old.calm_t
-    if now_t >= old.until_t or now_t - calm_t >= policy.calm_s:
+    if now_t >= old.until_t or now_t - calm_t >= CALM_S:
         return replace(old, calm_t=calm_t, over_t=now_t)
     return replace(old, calm_t=calm_t)
 
@@ -116,26 +113,25 @@ def deferred(
 def _strained(
     old: Deferral | None,
     strains: tuple[LoadSignal, ...],
-    policy: PressurePolicy,
     now_t: float,
     seed: str,
 ) -> Deferral:
     if old is not None and old.holds and now_t < old.until_t:
         return replace(old, strains=strains, calm_t=None)
-    is_new = old is None or (old.over_t is not None and now_t - old.over_t >= policy.forget_s)
+    is_new = old is None or (old.over_t is not None and now_t - old.over_t >= FORGET_S)
     number = 1 if old is None or is_new else old.number + 1
     since_t = old.since_t if old is not None and old.holds else now_t
-    until_t = now_t + delay_s(number, policy, seed)
+    until_t = now_t + delay_s(number, seed)
     return Deferral(number=number, since_t=since_t, until_t=until_t, strains=strains)
 
 
-def delay_s(number: int, policy: PressurePolicy, seed: str = "") -> float:
+def delay_s(number: int, seed: str = "") -> float:
     """How long deferral `number` lasts: the same for the same seed."""
-    plain = min(policy.cap_s, policy.first_s * 2.0 ** min(number - 1, 30))
+    plain = min(CAP_S, FIRST_S * 2.0 ** min(number - 1, 30))
     if number <= 1:
         return plain
     part = zlib.crc32(f"{seed}/{number}".encode()) / 0xFFFFFFFF
-    return plain * (1 + policy.jitter_pct / 100 * (2 * part - 1))
+    return plain * (1 + JITTER_PCT / 100 * (2 * part - 1))
 
 
 def saturated(
@@ -148,7 +144,7 @@ def saturated(
     """GPUs whose smoothed use is too high for further jobs. Unknown use changes nothing."""
     if policy.gpu_busy_pct >= 100:
         return frozenset()
-    lower = policy.background_earlier_pct if earlier else 0.0
+    lower = BACKGROUND_EARLIER_PCT if earlier else 0.0
     busy = set()
     for uuid, load in loads.items():
         was_busy = uuid in saturated_before
@@ -159,10 +155,10 @@ def saturated(
 
 
 def early(
-    gauges: Sequence[Gauge], kinds_before: Collection[str], policy: PressurePolicy
+    gauges: Sequence[Gauge], kinds_before: Collection[str]
 ) -> tuple[tuple[LoadSignal, ...], frozenset[str]]:
     """Load signals for background jobs only, and their kinds (input of the next call)."""
-    lower = policy.background_earlier_pct
+    lower = BACKGROUND_EARLIER_PCT
     over = [g for g in gauges if _is_early(g, g.kind in kinds_before, lower)]
     strains = tuple(
         LoadSignal(g.label, f"{g.subject} above {g.opens - lower:.0f} %", g.value) for g in over
@@ -217,7 +213,7 @@ def closed_gpus(
     for kind, uuids in busy.items():
         deferral = deferrals.get(kind)
         all_wait = deferral is not None and deferral.holds and _is_of_gpus(deferral)
-        lower = policy.background_earlier_pct if kind is PriorityClass.BACKGROUND else 0.0
+        lower = BACKGROUND_EARLIER_PCT if kind is PriorityClass.BACKGROUND else 0.0
         closed = {
             gpu.uuid: _busy_gpu(gpu, kind, policy.gpu_busy_pct - lower)
             for gpu in usable

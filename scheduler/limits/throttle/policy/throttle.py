@@ -21,7 +21,7 @@ from scheduler.limits.throttle.policy import (
 from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral, LoadSignal, PressurePolicy
 from scheduler.limits.throttle.policy.tiers import AdaptivePolicy, LoadTier
 from scheduler.limits.throttle.policy.utilisation import Level, UtilisationInput, UtilisationPolicy
-from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.limits.time_windows.policy.rules import SATURATED_PCT, TRUSTED_AFTER_S
 
 # A value counts for the time since the previous tick, at most this long.
 MOST_GAP_S = 15.0
@@ -99,7 +99,6 @@ class ThrottlePolicies:
     adaptive: AdaptivePolicy = field(default_factory=AdaptivePolicy)
     pressure: PressurePolicy = field(default_factory=PressurePolicy)
     utilisation: UtilisationPolicy = field(default_factory=UtilisationPolicy)
-    windows: WindowPolicy = field(default_factory=WindowPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +135,11 @@ def look(
     usable = [gpu for gpu in ours if gpu.health is Health.OK and gpu.uuid not in around.alone]
     means = {gpu.uuid: gpus[gpu.uuid].use.mean() for gpu in usable}
     busy = _busy(old, means, policies.pressure)
-    strains, early = _strains(old, around, policies.pressure)
+    strains, early = _strains(old, around)
     strains = _with_gpus(strains, usable, means, busy)
-    deferrals = _deferrals(old, strains, policies.pressure, snapshot.host.name, now_t)
-    use = old.use.fed(
-        _mean(g.utilization_pct for g in usable), seconds, policies.utilisation.smooth_s
-    )
-    inputs = _utilisation_input(use, gpus, usable, around, policies)
+    deferrals = _deferrals(old, strains, snapshot.host.name, now_t)
+    use = old.use.fed(_mean(g.utilization_pct for g in usable), seconds, utilisation.SMOOTH_S)
+    inputs = _utilisation_input(use, gpus, usable, around)
     level = utilisation.looked(old.level, inputs, policies.utilisation, now_t, seconds)
     memory = replace(
         old, gpus=gpus, use=use, busy=busy, early=early, deferrals=deferrals, level=level
@@ -164,7 +161,7 @@ def look(
         reason=_scarcity(gpus, around),
         reasons={uuid: why for uuid in gpus if (why := _scarcity({uuid: gpus[uuid]}, around))},
         target=utilisation.target(policies.utilisation),
-        saturated=_saturated(gpus, policies.windows, now_t),
+        saturated=_saturated(gpus, now_t),
         uses={uuid: float(round(mean, -1)) for uuid, mean in means.items() if mean is not None},
     )
     return memory, throttle
@@ -181,20 +178,20 @@ def _remembered(
     before = old.gpus.get(gpu.uuid, GpuMemory())
     policy = policies.adaptive
     load = throttle_tiers.external_pct(gpu, snapshot.on(gpu.uuid))
-    others = before.others.fed(load, seconds, policy.smooth_s)
-    use = before.use.fed(gpu.utilization_pct, seconds, policies.pressure.smooth_s)
-    is_full = (use.mean() or 0.0) >= policies.windows.saturated_pct
+    others = before.others.fed(load, seconds, throttle_tiers.SMOOTH_S)
+    use = before.use.fed(gpu.utilization_pct, seconds, pressure.SMOOTH_S)
+    is_full = (use.mean() or 0.0) >= SATURATED_PCT
     since_t = now_t if before.full_since_t is None else before.full_since_t
     return GpuMemory(
         use=use,
         others=others,
-        tier=throttle_tiers.tier(others.mean(policy.coverage_pct), before.tier, policy),
+        tier=throttle_tiers.tier(others.mean(throttle_tiers.COVERAGE_PCT), before.tier, policy),
         full_since_t=since_t if is_full else None,
     )
 
 
-def _saturated(gpus: Mapping[str, GpuMemory], policy: WindowPolicy, now_t: float) -> frozenset[str]:
-    since_t = now_t - policy.trusted_after_minutes * 60
+def _saturated(gpus: Mapping[str, GpuMemory], now_t: float) -> frozenset[str]:
+    since_t = now_t - TRUSTED_AFTER_S
     return frozenset(
         uuid
         for uuid, gpu in gpus.items()
@@ -214,7 +211,7 @@ def _busy(
 
 
 def _strains(
-    old: ThrottleMemory, around: PlanContext, policy: PressurePolicy
+    old: ThrottleMemory, around: PlanContext
 ) -> tuple[dict[PriorityClass, tuple[LoadSignal, ...]], frozenset[str]]:
     """The load signals of each class, and the kinds above the thresholds of background jobs."""
     values = {gauge.kind: gauge for gauge in around.gauges}
@@ -223,7 +220,7 @@ def _strains(
         for c in around.constraints
         if c.effect is not ConstraintEffect.NONE
     ]
-    early, kinds = pressure.early(around.gauges, old.early, policy)
+    early, kinds = pressure.early(around.gauges, old.early)
     labels = {signal.label for signal in signals}
     by_class = {
         PriorityClass.USER_INITIATED: tuple(signal for signal in signals if signal.hard),
@@ -265,14 +262,13 @@ def _signal(constraint: Constraint, gauge: Gauge | None) -> LoadSignal:
 def _deferrals(
     old: ThrottleMemory,
     strains: Mapping[PriorityClass, tuple[LoadSignal, ...]],
-    policy: PressurePolicy,
     host: str,
     now_t: float,
 ) -> dict[PriorityClass, Deferral]:
     deferrals = {}
     for kind in CLASSES:
         seed = f"{host}/{kind.value}"
-        deferral = pressure.deferred(old.deferrals.get(kind), strains[kind], policy, now_t, seed)
+        deferral = pressure.deferred(old.deferrals.get(kind), strains[kind], now_t, seed)
         if deferral is not None:
             deferrals[kind] = deferral
     return deferrals
@@ -283,7 +279,6 @@ def _utilisation_input(
     gpus: Mapping[str, GpuMemory],
     usable: Sequence[GpuReading],
     around: PlanContext,
-    policies: ThrottlePolicies,
 ) -> UtilisationInput:
     jobs = {job for gpu in usable for job in around.jobs_on.get(gpu.uuid, ())}
     quiet = [
@@ -291,7 +286,7 @@ def _utilisation_input(
         for gpu in usable
         if not around.jobs_on.get(gpu.uuid)
         and (load := gpus[gpu.uuid].use.mean()) is not None
-        and load < policies.utilisation.quiet_pct
+        and load < utilisation.QUIET_PCT
     ]
     return UtilisationInput(
         use=use.mean(),

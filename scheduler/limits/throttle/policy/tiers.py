@@ -10,6 +10,15 @@ from monitor.facts.readings import GpuReading, ProcessReading
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy.states import HELD_BYTES
 
+# %: the load must fall this far below a threshold before the multiplier rises again.
+MARGIN_PCT = 5.0
+# Multipliers while the load of other users cannot be measured, and during overuse of the GPU.
+UNKNOWN_MULTIPLIER, HOG_MULTIPLIER = 0.5, 0.1
+# The multiplier is never less, except while a GPU is paused.
+LEAST_MULTIPLIER = 0.1
+# Seconds over which the load is averaged, and the % of them that must be known.
+SMOOTH_S, COVERAGE_PCT = 60.0, 50.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptivePolicy:
@@ -22,21 +31,10 @@ class AdaptivePolicy:
         "not scaled.")
     busy_above_pct: float = percent(70.0, "High load above",
         "Other users' load that leaves little of the GPU available.")
-    margin_pct: float = percent(5.0, "Hysteresis",
-        "The load must fall this far below a threshold before the multiplier rises again.")
     middle_multiplier: float = threshold(0.5, "Multiplier at medium load", unit="×", ge=0, le=1)
     busy_multiplier: float = threshold(0.1, "Multiplier at high load", unit="×", ge=0, le=1)
     pause: bool = threshold(False, "Pause at high load",
         "Quotas on a GPU with high load are reduced to zero.")
-    unknown_multiplier: float = threshold(0.5, "Multiplier at unknown load", unit="×", ge=0, le=1,
-        help="Other users are on the GPU, but their load cannot be measured.")
-    hog_multiplier: float = threshold(0.1, "Multiplier during overuse", unit="×", ge=0, le=1,
-        help="On a GPU with an open overuse incident.")
-    least_multiplier: float = threshold(0.1, "Minimum multiplier", unit="×", ge=0, le=1,
-        help="Does not apply while paused.")
-    smooth_s: float = threshold(60.0, "Load averaged over", unit="s", ge=5, le=3600)
-    coverage_pct: float = percent(50.0, "Minimum coverage",
-        "The load is unknown if readings cover less of that time.")
     # fmt: on
 
     def conflicts(self) -> dict[str, str]:
@@ -83,7 +81,7 @@ def tier(load: float | None, before: LoadTier | None, policy: AdaptivePolicy) ->
     """`load`: the smoothed one. A tier is left downwards only by a margin."""
     if load is None:
         return LoadTier.UNKNOWN
-    margin = policy.margin_pct
+    margin = MARGIN_PCT
     busy_above = policy.busy_above_pct - (margin if before is LoadTier.BUSY else 0)
     was_more = before in (LoadTier.BUSY, LoadTier.MIDDLE)
     free_below = policy.free_below_pct - (margin if was_more else 0)
@@ -102,7 +100,7 @@ def multiplier(
         LoadTier.FREE: 1.0,
         LoadTier.MIDDLE: policy.middle_multiplier,
         LoadTier.BUSY: policy.busy_multiplier,
-        LoadTier.UNKNOWN: policy.unknown_multiplier,
+        LoadTier.UNKNOWN: UNKNOWN_MULTIPLIER,
     }[load]
-    product = of_load * (policy.hog_multiplier if hog else 1.0) * mode
-    return min(1.0, max(policy.least_multiplier, product))
+    product = of_load * (HOG_MULTIPLIER if hog else 1.0) * mode
+    return min(1.0, max(LEAST_MULTIPLIER, product))

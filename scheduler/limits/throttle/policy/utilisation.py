@@ -15,6 +15,16 @@ from math import ceil
 
 from monitor.facts.thresholds import percent, threshold
 
+# Gains of the PID controller: jobs per percentage point outside the target, per percentage point
+# and second, and per percentage point per second of change.
+GAIN, INTEGRAL_GAIN, DERIVATIVE_GAIN = 0.1, 0.01, 0.05
+# Seconds over which the use is averaged.
+SMOOTH_S = 30.0
+# Seconds without further change after a start, until its load is visible.
+SETTLE_S = 120.0
+# %: one job may always start on a GPU without jobs whose use is below this.
+QUIET_PCT = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UtilisationPolicy:
@@ -22,20 +32,9 @@ class UtilisationPolicy:
 
     # fmt: off
     enabled: bool = threshold(True, "Control utilisation",
-        "Limit jobs on shared GPUs to keep utilisation within the target.")
+        "Limit jobs on shared GPUs to keep utilisation within the target (PID controller).")
     low_pct: float = percent(60.0, "Target from")
     high_pct: float = percent(80.0, "Target to")
-    gain: float = threshold(0.1, "Proportional gain (P)", ge=0, le=10,
-        help="Jobs per percentage point outside the target.")
-    integral_gain: float = threshold(0.01, "Integral gain (I)", ge=0, le=10,
-        help="Jobs per percentage point and second.")
-    derivative_gain: float = threshold(0.05, "Derivative gain (D)", ge=0, le=10,
-        help="Jobs per percentage point per second of change.")
-    smooth_s: float = threshold(30.0, "Utilisation averaged over", unit="s", ge=1, le=3600)
-    settle_s: float = threshold(120.0, "Settling time", unit="s", ge=1, le=3600,
-        help="No further change for this time after a start, until its load is visible.")
-    quiet_pct: float = percent(10.0, "GPU idle below",
-        "One job may always start on an idle GPU without jobs.")
     # fmt: on
 
     def conflicts(self) -> dict[str, str]:
@@ -100,24 +99,22 @@ def looked(
     current = replace(old, use=use, running=inputs.running)
     if old.level is None or inputs.running > max(old.level, old.running):
         # Idle GPUs accepted more jobs than the level, or it is the first tick: start from there.
-        return replace(
-            current, level=inputs.running, integral=0.0, settles_t=now_t + policy.settle_s
-        )
+        return replace(current, level=inputs.running, integral=0.0, settles_t=now_t + SETTLE_S)
     if inputs.use is None or inputs.bound or now_t < old.settles_t:
         return current
     error = _error(inputs, policy)
     if error == 0:
         return replace(current, integral=0.0)
     most = _most_steps(inputs)
-    integral = _integrated(old.integral, error * seconds, most, policy)
+    integral = _integrated(old.integral, error * seconds, most)
     slope = 0.0 if old.use is None or seconds <= 0 else (inputs.use - old.use) / seconds
-    wanted = policy.gain * error + policy.integral_gain * integral - policy.derivative_gain * slope
+    wanted = GAIN * error + INTEGRAL_GAIN * integral - DERIVATIVE_GAIN * slope
     # One job more moves the mean of many GPUs little.
     step = _best(max(-1, min(most, int(wanted * max(1.0, inputs.gpus / 2)))), inputs, policy)
     if step == 0:
         return replace(current, integral=integral)
     level = max(0, inputs.running + step)
-    return replace(current, level=level, integral=0.0, settles_t=now_t + policy.settle_s)
+    return replace(current, level=level, integral=0.0, settles_t=now_t + SETTLE_S)
 
 
 def _error(inputs: UtilisationInput, policy: UtilisationPolicy) -> float:
@@ -132,9 +129,9 @@ def _error(inputs: UtilisationInput, policy: UtilisationPolicy) -> float:
     return middle - expected if expected is not None and expected < policy.low_pct else 0.0
 
 
-def _integrated(old: float, more: float, most: int, policy: UtilisationPolicy) -> float:
+def _integrated(old: float, more: float, most: int) -> float:
     """Clamped; it never has the opposite sign of the error, so that past errors do not push on."""
-    bound = most / policy.integral_gain if policy.integral_gain else 0.0
+    bound = most / INTEGRAL_GAIN
     return max(-bound, min(bound, (old if old * more > 0 else 0.0) + more))
 
 

@@ -27,6 +27,12 @@ from scheduler.limits.time_windows.policy.calendar import (
     moment,
 )
 
+# Run time of jobs without a time limit or history.
+UNKNOWN_RUN_TIME = timedelta(hours=12)
+# A GPU is saturated at this continuous use in %. After this time, a time window takes precedence
+# over its measured use.
+SATURATED_PCT, TRUSTED_AFTER_S = 95.0, 3600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPolicy:
@@ -36,16 +42,8 @@ class WindowPolicy:
     yield_before_minutes: float = threshold(10.0, "Yield before a time window changes",
         unit="min", ge=0, le=240,
         help="Preemptible jobs receive their yield request this long before.")
-    unknown_hours: float = threshold(12.0, "Assumed run time", unit="h", ge=0.25, le=168,
-        help="For jobs without a time limit or history.")
     evict_all: bool = threshold(False, "Evict all jobs",
         "Also send yield requests to jobs that are not preemptible.")
-    saturated_pct: float = threshold(95.0, "Saturated GPU at", unit="%", ge=50, le=100,
-        help="Continuous use of at least this percentage.")
-    trusted_after_minutes: float = threshold(60.0, "Time window overrides measured use after",
-        unit="min", ge=1, le=1440,
-        help="Once a GPU has been saturated for this time, a time window takes precedence over "
-             "its measured use.")
     # fmt: on
 
 
@@ -65,10 +63,9 @@ def asking(
     lasts: timedelta | None,
     preemptible: bool,
     now: datetime,
-    policy: WindowPolicy,
 ) -> WindowRequest:
     """The request of a job. The end of a preemptible job does not matter: it can leave."""
-    reach = lasts if lasts is not None else timedelta(hours=policy.unknown_hours)
+    reach = lasts if lasts is not None else UNKNOWN_RUN_TIME
     ends = now if preemptible else now + reach
     return WindowRequest(owner=owner, requirement=requirement, ends=ends, known=lasts is not None)
 

@@ -23,12 +23,14 @@ from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import CLASSES, QueuedJob, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, preemption
+from scheduler.queue.planner.capacity import RAMP
 from scheduler.queue.planner.forecast.classes import HORIZON, Entry, JobClass, Kind, Queue
 from scheduler.queue.planner.forecast.run_times import expected_end
 from scheduler.queue.planner.gates import PassState, PlannerThresholds
 from scheduler.queue.planner.matching import reject_code
 from scheduler.queue.planner.order import ABOVE, Place, Places, Shares, came, overdue
 from scheduler.queue.planner.plan import MOST_CONSIDERED, GpuPool, Pass, RequestGroup
+from scheduler.queue.planner.preemption import COOL_DOWN, KEEP_FREED
 
 SHORTEST = timedelta(seconds=2)
 # Events within this time are one.
@@ -246,12 +248,10 @@ class Simulation:
             opens = max(blocker.until for blocker in gpu.closed if blocker.until)
             self._at(opens, self._change, gpu.gpu_uuid, {"closed": ()})
         if gpu.ramping is not None:
-            after = timedelta(seconds=self._rules.capacity.ramp_s)
-            ends = gpu.ramps_until or self._now + after
+            ends = gpu.ramps_until or self._now + RAMP
             self._at(ends, self._change, gpu.gpu_uuid, {"ramping": None})
         if gpu.reserved_for is not None and gpu.reserved_for not in waiting:
-            keeps = timedelta(seconds=self._rules.preemption.keep_s)
-            self._at(self._now + keeps, self._change, gpu.gpu_uuid, {"reserved_for": None})
+            self._at(self._now + KEEP_FREED, self._change, gpu.gpu_uuid, {"reserved_for": None})
 
     def _change(self, gpu_uuid: str, fields: dict[str, Any]) -> None:
         self._pool.change({gpu_uuid}, **fields)
@@ -466,10 +466,9 @@ class Simulation:
         return 1 + sum(not on for on in self.places.values()) // places
 
     def _ramp(self, uuids: Collection[str]) -> None:
-        after = timedelta(seconds=self._rules.capacity.ramp_s)
         for gpu in self._on(uuids):
             if gpu.ramping is not None:
-                self._at(self._now + after, self._change, gpu.gpu_uuid, {"ramping": None})
+                self._at(self._now + RAMP, self._change, gpu.gpu_uuid, {"ramping": None})
 
     def _length(self, job: QueuedJob, before: int) -> timedelta | None:
         """How long a job takes that starts on a GPU after `before` others."""
@@ -555,7 +554,7 @@ class Simulation:
 
     def _requeue(self, run: _Run) -> None:
         """It waits again after it was preempted, and preempts no job for a while."""
-        job, rest = run.job, timedelta(minutes=self._rules.preemption.cool_down_minutes)
+        job = run.job
         queued = run.queued or QueuedJob(
             id=job.id,
             owner=job.owner,
@@ -567,7 +566,7 @@ class Simulation:
             expected=job.expected,
             preemptible=True,
         )
-        self._add(replace(queued, may_preempt_at=self._now + rest))
+        self._add(replace(queued, may_preempt_at=self._now + COOL_DOWN))
 
     # A pass of the planner.
 
@@ -650,7 +649,7 @@ class Simulation:
     def _overdue(self) -> set[int]:
         jobs = [job for each in self._classes.values() for job in each.jobs]
         running = [run.job for run in self._running.values()]
-        first = overdue(jobs, running, self._rules.order, self._now)
+        first = overdue(jobs, running, self._now)
         for job in first.values():
             # It leaves the class of jobs like it, and comes before them.
             job_class = self._classes.get((id(self._groups.of(job)), False))

@@ -11,6 +11,9 @@ from scheduler.facts.batches import BatchWork, ExclusiveFact, ExclusiveStep
 
 # Jobs of a batch that wait: enough that each GPU that frees up finds one.
 LEAST_WAITING, MOST_WAITING = 4, 64
+# Exclusive mode: time between the announcement and the end of new prompts on the GPUs of the batch,
+# and time after which models are unloaded even if prompts still run.
+ANNOUNCED_FOR, DRAINED_FOR = timedelta(seconds=10), timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +73,6 @@ class BatchPolicy:
     auto_exclusive_threshold: int = threshold(50, "Exclusive mode from", unit="items", ge=0,
         le=1_000_000, help="A batch with at least this number of items uses it if its owner has "
              "the right. 0 = only on request.")
-    announce_s: float = threshold(10.0, "Announcement", unit="s", ge=0, le=86_400,
-        help="Time between the announcement and the end of new prompts on the GPUs of the batch.")
-    drain_minutes: float = threshold(10.0, "Wait for running prompts", unit="min", ge=0, le=1440,
-        help="Models are unloaded after this time even if prompts still run.")
     reload_llms_after_batch: bool = threshold(True, "Load models again after a batch",
         "They load one after another. Otherwise the next prompt loads its model.")
     worker_minutes: float = threshold(10.0, "Turn of a worker", unit="min", ge=0, le=10_080,
@@ -96,7 +95,7 @@ def mode_of(items: int, requested: str | None, *, gpus: int, may: bool, policy: 
     return "exclusive" if is_long and may and gpus > 0 else "shared"
 
 
-def next_step(fact: ExclusiveFact, policy: BatchPolicy, now: datetime) -> ExclusiveStep | None:
+def next_step(fact: ExclusiveFact, now: datetime) -> ExclusiveStep | None:
     """The step that follows now; None: the current one goes on. Depends on nothing but rows."""
     leaves = fact.is_over or fact.is_stopped
     took = now - fact.since
@@ -104,10 +103,10 @@ def next_step(fact: ExclusiveFact, policy: BatchPolicy, now: datetime) -> Exclus
         starts = fact.is_next and fact.gpus > 0
         return _S.ENDED if leaves else _S.ANNOUNCED if starts else None
     if fact.step is _S.ANNOUNCED:
-        is_due = took >= timedelta(seconds=policy.announce_s)
+        is_due = took >= ANNOUNCED_FOR
         return _S.ENDED if leaves else _S.DRAINING if is_due else None
     if fact.step is _S.DRAINING:
-        return _S.ENDED if leaves else _S.UNLOADING if _is_drained(fact, took, policy) else None
+        return _S.ENDED if leaves else _S.UNLOADING if _is_drained(fact, took) else None
     if fact.step is _S.UNLOADING:
         return _S.RELOADING if leaves else None if fact.loaded else _S.WORKING
     if fact.step is _S.WORKING:
@@ -115,8 +114,8 @@ def next_step(fact: ExclusiveFact, policy: BatchPolicy, now: datetime) -> Exclus
     return _S.ENDED if not (fact.reloads or fact.boots) else None
 
 
-def _is_drained(fact: ExclusiveFact, took: timedelta, policy: BatchPolicy) -> bool:
-    if not fact.loaded or took >= timedelta(minutes=policy.drain_minutes):
+def _is_drained(fact: ExclusiveFact, took: timedelta) -> bool:
+    if not fact.loaded or took >= DRAINED_FOR:
         return True
     return not fact.in_flight and took >= PROMPTS_STOP_WITHIN
 

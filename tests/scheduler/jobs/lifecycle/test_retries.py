@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,15 +13,11 @@ from scheduler.jobs.lifecycle.policy.retries import (
     FailureCause,
     RetryDecision,
     RetryHistory,
-    RetryPolicy,
     decide,
     pause,
     reports_gpu_memory,
 )
-from scheduler.queue.planner.preemption import PreemptionPolicy
 from tests.builders import GIB
-
-RETRY = RetryPolicy()
 
 
 def _decision(outcome: Outcome = Outcome.FAILED, **facts: Any) -> RetryDecision:
@@ -30,7 +25,7 @@ def _decision(outcome: Outcome = Outcome.FAILED, **facts: Any) -> RetryDecision:
     of_end = {name: facts.pop(name) for name in AttemptEnd.__dataclass_fields__ if name in facts}
     largest = facts.pop("largest_bytes", None)
     end = AttemptEnd(**({"exit_code": 1} | of_end), outcome=outcome)
-    return decide(end, RetryHistory(job_id=7, **facts), PreemptionPolicy(), RETRY, largest)
+    return decide(end, RetryHistory(job_id=7, **facts), largest)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIMED_OUT])
@@ -180,16 +175,14 @@ def test_nothing_declares_more_than_the_largest_gpu_has() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 10**9))
 def test_pauses_double_up_to_a_longest_and_spread_a_little(times: int, job: int) -> None:
-    exact = replace(RETRY, jitter_pct=0.0)
-    middle = pause(times, job, exact)
+    middle = timedelta(seconds=min(3600, 60 * 2 ** (times - 1)))
 
-    assert middle == timedelta(seconds=min(3600, 60 * 2 ** (times - 1)))
-    assert middle * 0.9 <= pause(times, job, RETRY) <= middle * 1.1
-    assert pause(times, job, RETRY) == pause(times, job, RETRY)
+    assert middle * 0.9 <= pause(times, job) <= middle * 1.1
+    assert pause(times, job) == pause(times, job)
 
 
 def test_jobs_that_fail_together_do_not_come_back_together() -> None:
-    assert len({pause(1, job, RETRY) for job in range(100)}) > 90
+    assert len({pause(1, job) for job in range(100)}) > 90
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.models import Message, PolicyValues
+from monitor.models import Message
 from scheduler.facts.notices import NoticeKind
 from scheduler.jobs.notifications import actions, rows
-from scheduler.jobs.notifications.policy import Letter
+from scheduler.jobs.notifications.policy import MOST_PER_HOUR, Letter
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.models import BrowserNotice, Job
 from tests import jobs_made
@@ -195,7 +195,6 @@ def test_notices_of_a_day_ago_are_deleted(
 
 
 def test_a_user_has_at_most_a_thousand_notices(step: JobNotifications, alice: User) -> None:
-    PolicyValues.objects.create(name="notifications", values={"most_per_hour": 1000})
     choose(alice, NoticeKind.FINISHED)
     _fill(alice, rows.MOST_KEPT, NOW - timedelta(hours=2))
     _finished(alice)
@@ -207,8 +206,8 @@ def test_a_user_has_at_most_a_thousand_notices(step: JobNotifications, alice: Us
 
 
 def test_notices_count_for_the_messages_of_an_hour(step: JobNotifications, alice: User) -> None:
-    PolicyValues.objects.create(name="notifications", values={"most_per_hour": 2})
     choose(alice, NoticeKind.FINISHED)
+    _fill(alice, MOST_PER_HOUR - 2)
     for _ in range(3):
         _finished(alice)
 

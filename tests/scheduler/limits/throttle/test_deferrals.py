@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from monitor.incidents.constraints.policy import Gauge
 from scheduler.limits.throttle.policy import pressure
 from scheduler.limits.throttle.policy.pressure import (
+    CALM_S,
+    CAP_S,
+    JITTER_PCT,
     Deferral,
     LoadSignal,
     PressurePolicy,
@@ -25,22 +28,20 @@ def played(strained: list[bool], every_s: float = 5.0) -> list[Deferral | None]:
     deferral: Deferral | None = None
     trace = []
     for number, is_strained in enumerate(strained):
-        deferral = deferred(
-            deferral, BUSY if is_strained else (), POLICY, number * every_s, "box/normal"
-        )
+        deferral = deferred(deferral, BUSY if is_strained else (), number * every_s, "box/normal")
         trace.append(deferral)
     return trace
 
 
 def test_the_first_deferral_lasts_thirty_seconds_and_each_next_one_twice_as_long() -> None:
-    lasts = [delay_s(n, PressurePolicy(jitter_pct=0)) for n in range(1, 7)]
-    assert lasts == [30, 60, 120, 240, 240, 240]
-    assert delay_s(1, POLICY, "x") == 30
+    for number, lasts in enumerate([30, 60, 120, 240, 240, 240], start=1):
+        assert lasts * 0.9 <= delay_s(number, "x") <= lasts * 1.1
+    assert delay_s(1, "x") == 30
 
 
 def test_jitter_is_the_same_for_the_same_host_and_differs_between_hosts() -> None:
-    assert delay_s(3, POLICY, "a") == delay_s(3, POLICY, "a") != delay_s(3, POLICY, "b")
-    assert all(108 <= delay_s(3, POLICY, str(seed)) <= 132 for seed in range(50))
+    assert delay_s(3, "a") == delay_s(3, "a") != delay_s(3, "b")
+    assert all(108 <= delay_s(3, str(seed)) <= 132 for seed in range(50))
 
 
 def test_the_log_line_names_job_time_and_what_strains() -> None:
@@ -65,7 +66,7 @@ def test_it_holds_until_its_time_is_over_though_the_load_went() -> None:
 def test_a_free_machine_keeps_nobody_waiting_longer_than_the_calm() -> None:
     trace = played([True] * 40 + [False] * 10)
     released = next(i for i, d in enumerate(trace) if d and not d.holds)
-    assert (released - 40) * 5 <= POLICY.calm_s + 5
+    assert (released - 40) * 5 <= CALM_S + 5
 
 
 def test_a_relapse_waits_longer_and_a_long_calm_starts_over() -> None:
@@ -96,12 +97,12 @@ def gauge(value: float | None) -> Gauge:
 
 
 def test_background_jobs_stop_before_the_host_is_busy_for_the_others() -> None:
-    assert early([gauge(69)], (), POLICY)[0] == ()
-    strains, kinds = early([gauge(71)], (), POLICY)
+    assert early([gauge(69)], ())[0] == ()
+    strains, kinds = early([gauge(71)], ())
     assert [str(signal) for signal in strains] == ["memory=71"]
-    assert early([gauge(66)], kinds, POLICY)[1] == kinds
-    assert early([gauge(64)], kinds, POLICY)[1] == frozenset()
-    assert early([gauge(None)], kinds, POLICY)[1] == kinds
+    assert early([gauge(66)], kinds)[1] == kinds
+    assert early([gauge(64)], kinds)[1] == frozenset()
+    assert early([gauge(None)], kinds)[1] == kinds
 
 
 @settings(max_examples=50)
@@ -114,7 +115,7 @@ def test_no_deferral_begins_without_strain_nor_lasts_beyond_the_cap(strained: li
             assert before is not None
             assert before.until_t == deferral.until_t
         if deferral is not None and deferral.holds:
-            assert deferral.until_t - number * 5 <= POLICY.cap_s * (1 + POLICY.jitter_pct / 100)
+            assert deferral.until_t - number * 5 <= CAP_S * (1 + JITTER_PCT / 100)
         if strained[number]:
             assert deferral is not None
             assert deferral.holds
@@ -124,7 +125,7 @@ def test_several_strains_at_once_make_an_overload() -> None:
     from scheduler.facts.jobs import PriorityClass
 
     def over(*strains: LoadSignal) -> bool:
-        deferrals = deferred(None, strains, POLICY, 0.0)
+        deferrals = deferred(None, strains, 0.0)
         return pressure.is_overloaded({PriorityClass.NORMAL: deferrals} if deferrals else {})
 
     assert not over(BUSY[0])
@@ -134,4 +135,4 @@ def test_several_strains_at_once_make_an_overload() -> None:
 
 @pytest.mark.parametrize("number", [1, 5, 1000])
 def test_however_often_it_is_deferred_the_cap_holds(number: int) -> None:
-    assert delay_s(number, POLICY) <= 264
+    assert delay_s(number) <= 264

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.limits.throttle.policy.utilisation import (
+    INTEGRAL_GAIN,
     Level,
     UtilisationInput,
     UtilisationPolicy,
@@ -133,10 +134,10 @@ def test_nothing_moves_while_something_else_keeps_jobs_from_starting(bound: str)
 
 
 def test_the_integral_is_clamped_and_forgets_the_other_side() -> None:
-    slow = UtilisationPolicy(gain=0.0, derivative_gain=0.0, integral_gain=0.0001)
-    below = after(Level(level=4), utilisation(20.0, others=None), 1, slow)
+    # One job has all the load, so any step would end farther from the band.
+    below = after(Level(level=1), utilisation(59.0, running=1), 1)
     assert below.integral > 0
-    above = after(replace(below, settles_t=0.0), utilisation(81.0, others=None), 1, slow)
+    above = after(replace(below, settles_t=0.0), utilisation(81.0, running=1), 1)
     assert above.integral < 0
 
 
@@ -152,5 +153,5 @@ def test_whatever_it_sees_a_level_is_near_what_runs_and_starts_are_no_debt(
         allowed = starts(level, look, POLICY)
         assert level.level is not None
         assert level.level >= 0
-        assert abs(level.integral) <= 4 / POLICY.integral_gain
+        assert abs(level.integral) <= 4 / INTEGRAL_GAIN
         assert allowed is None or allowed >= 0

@@ -61,7 +61,7 @@ def why(
 ) -> Blocker | None:
     """The blockers that keep a job off GPU 0."""
     lasts = None if hours is None else timedelta(hours=hours)
-    job = asking(owner, Requirement(**asks), lasts, preemptible, now, POLICY)
+    job = asking(owner, Requirement(**asks), lasts, preemptible, now)
     return closed_for(job, windows, [gpu or slot()], running, now).get(gpu_uuid())
 
 

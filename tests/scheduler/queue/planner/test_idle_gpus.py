@@ -27,7 +27,7 @@ def idle(index: int = 0, minutes: float = 0, state: GpuState = GpuState.IDLE) ->
 def test_a_gpu_counts_as_idle_once_it_was_so_for_long_enough() -> None:
     gpus = [idle(0), idle(1, minutes=1), idle(2, state=GpuState.EXTERNAL), gpu(3)]
 
-    assert [g.index for g, _ in long_idle(gpus, POLICY, later(10))] == [0]
+    assert [g.index for g, _ in long_idle(gpus, later(10))] == [0]
 
 
 def test_it_is_beside_those_who_waited_as_long_and_could_have_it() -> None:
@@ -36,7 +36,7 @@ def test_it_is_beside_those_who_waited_as_long_and_could_have_it() -> None:
         WaitingJob(job_id=2, since=later(0), gpu_uuid=gpu_uuid(1)),
         WaitingJob(job_id=3, since=later(-5)),
     ]
-    (blocker,) = beside(long_idle([idle()], POLICY, later(10)), waiting, POLICY, later(10))
+    (blocker,) = beside(long_idle([idle()], later(10)), waiting, later(10))
 
     assert [w.job_id for w in blocker.waiting] == [3]
 

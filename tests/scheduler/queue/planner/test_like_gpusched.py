@@ -25,7 +25,7 @@ from monitor.facts.readings import ClaimFact, ProcessReading
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slot
 from scheduler.queue.planner import capacity, placement
-from scheduler.queue.planner.capacity import CapacityContext, CapacityPolicy
+from scheduler.queue.planner.capacity import CapacityContext
 from tests.builders import NOW, claim, gpu, process, snapshot
 
 allocation: ModuleType = pytest.importorskip("gpusched.allocation")
@@ -91,12 +91,11 @@ def _slots(total_mib: list[int], there: list[Use]) -> tuple[Slot, ...]:
         NOW,
         host="gpubox",
         context=CapacityContext(peaks=peaks),
-        capacity=CapacityPolicy(heavy_pct=1000),
     ).gpus
 
 
 def _ours(request: Requirement, slots: tuple[Slot, ...]) -> list[int] | None:
-    quiet = [replace(slot, use_pct=0.0) for slot in slots]
+    quiet = [replace(slot, use_pct=0.0, heavy_bytes=None) for slot in slots]
     chosen = placement.choose(request, quiet, PlanPolicy(margin_bytes=MARGIN_MIB * MIB))
     return None if chosen is None else sorted(slot.index for slot in chosen)
 

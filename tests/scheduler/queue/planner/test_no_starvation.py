@@ -11,8 +11,7 @@ import pytest
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Capacity, UserAccount
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.queue.planner.gates import PlannerThresholds
-from scheduler.queue.planner.placement import BackfillPolicy, after_placement
+from scheduler.queue.planner.placement import after_placement
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, slot
 
@@ -24,13 +23,12 @@ BIG = 1
 class Machine:
     """Four GPUs; whoever ends makes room at once. `limited`: whether the flood has time limits."""
 
-    def __init__(self, flood: Requirement, *, limited: bool, patience_h: float = 1) -> None:
+    def __init__(self, flood: Requirement, *, limited: bool) -> None:
         self._chance = random.Random(7)
         self._flood, self._limited = flood, limited
         self._gpus = [slot(index) for index in range(GPUS)]
         self._ends: list[tuple[datetime, RunningJob]] = []
         self._queue: list[QueuedJob] = []
-        self._rules = PlannerThresholds(backfill=BackfillPolicy(patience_minutes=60 * patience_h))
         self._next = 100
         self.began: dict[int, datetime] = {}
 
@@ -77,7 +75,7 @@ class Machine:
             host="gpubox", gpus=tuple(self._gpus), running=running, people=self._people(running)
         )
         waiting = {job.id: job for job in self._queue}
-        for placement in plan(self._queue, slots, PlanPolicy(), now, self._rules).placements:
+        for placement in plan(self._queue, slots, PlanPolicy(), now).placements:
             job = waiting[placement.job_id]
             self._queue.remove(job)
             self.began[job.id] = now

@@ -9,18 +9,16 @@ import pytest
 
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slots
-from scheduler.queue.planner.gates import PlannerThresholds
-from scheduler.queue.planner.placement import RankPolicy
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
 WEAK, STRONG = slot(0, power=330.0, free_bytes=40 * GIB), slot(1, power=2500.0)
 
 
-def gets(rules: PlannerThresholds | None = None, **changes: object) -> str:
+def gets(**changes: object) -> str:
     request = Requirement(memory_bytes=20 * GIB)
     job = replace(queued_job(1, requirement=request), **changes)  # type: ignore[arg-type]
-    made = plan([job], Slots(host="gpubox", gpus=(WEAK, STRONG)), PlanPolicy(), NOW, rules)
+    made = plan([job], Slots(host="gpubox", gpus=(WEAK, STRONG)), PlanPolicy(), NOW)
     (placement,) = made.placements
     return placement.gpu_uuids[0]
 
@@ -41,7 +39,3 @@ def test_background_work_gets_the_weakest_gpu(priority: int) -> None:
 
 def test_other_jobs_get_the_best_fit() -> None:
     assert gets(time_limit=timedelta(hours=1)) == gpu_uuid(0)
-
-
-def test_placement_by_rank_can_be_switched_off() -> None:
-    assert gets(PlannerThresholds(rank=RankPolicy(enabled=False)), priority=5) == gpu_uuid(0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scheduler.queue.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
 from scheduler.queue.sizing.policy import (
     MIB,
+    RUNS,
     HostRun,
     SizingPolicy,
     efficiency,
@@ -127,7 +128,7 @@ def test_a_suggestion_is_enough_for_nineteen_of_twenty_of_its_runs(peaks: list[i
     suggestion = suggest(peaks, POLICY, None)
 
     assert suggestion is not None
-    newest = peaks[: POLICY.runs]
+    newest = peaks[:RUNS]
     enough = sum(peak <= suggestion.memory_bytes for peak in newest)
     assert enough >= 0.95 * len(newest)
 

@@ -27,7 +27,6 @@ from scheduler.jobs.lifecycle.policy.retries import (
     SAVED_EXIT_CODE,
     AttemptEnd,
     RetryHistory,
-    RetryPolicy,
     decide,
 )
 from scheduler.jobs.lifecycle.rows import queue as job_queue
@@ -44,7 +43,6 @@ from scheduler.models import (
     ModelInstance,
     ModelService,
 )
-from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.submission.batches import actions
 from scheduler.submission.batches.step import BatchStep
 from scheduler.submission.idle_work.step import IdleWork
@@ -170,7 +168,7 @@ class Box:
         code, signal = (SAVED_EXIT_CODE, None) if has_saved else (None, 9)
         how = AttemptEnd(outcome=Outcome.FAILED, exit_code=code, signal=signal, yielded=True)
         history = RetryHistory(job_id=job.pk, requeue=job.requeue, preemptible=job.preemptible)
-        decision = decide(how, history, PreemptionPolicy(), RetryPolicy())
+        decision = decide(how, history)
         ending = AttemptEnding(
             outcome=Outcome.FAILED, ended_at=self.now, exit_code=code, signal=signal
         )

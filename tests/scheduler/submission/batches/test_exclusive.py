@@ -345,11 +345,9 @@ def test_items_without_a_gpu_share_by_themselves() -> None:
 
 
 def test_the_step_follows_from_facts_alone() -> None:
-    policy = BatchPolicy()
-
     def after(step: S, seconds: float = 0, **facts: object) -> S | None:
         fact = ExclusiveFact(step=step, since=NOW, **facts)  # type: ignore[arg-type]
-        return next_step(fact, policy, NOW + timedelta(seconds=seconds))
+        return next_step(fact, NOW + timedelta(seconds=seconds))
 
     assert after(S.WAITING) is None
     assert after(S.WAITING, gpus=1, is_next=False) is None

@@ -10,14 +10,12 @@ import pytest
 
 from scheduler.facts.idle_work import Signal, SignalName, TemplateFact
 from scheduler.submission.idle_work.policy import (
-    IdleWorkPolicy,
     candidates,
     may_run,
     pick_weighted_config,
 )
 from tests.builders import NOW
 
-POLICY = IdleWorkPolicy()
 N = SignalName
 GPU = "GPU-0"
 
@@ -31,12 +29,12 @@ def template(
 
 
 def factor(one: TemplateFact, name: SignalName, *others: TemplateFact) -> float:
-    (found,) = [c for c in candidates([one, *others], POLICY, NOW) if c.name == one.name]
+    (found,) = [c for c in candidates([one, *others], NOW) if c.name == one.name]
     return found.factors[name]
 
 
 def test_a_template_without_signals_is_neutral() -> None:
-    (one,) = candidates([template("a", weight=3)], POLICY, NOW)
+    (one,) = candidates([template("a", weight=3)], NOW)
 
     assert set(one.factors.values()) == {1.0}
     assert (one.weight, one.share) == (3.0, 1.0)
@@ -80,7 +78,7 @@ def test_the_same_seed_gives_the_same_choice_in_any_order() -> None:
     templates = [template("a"), template("b"), template("c")]
 
     def picked(seed: int, among: list[TemplateFact]) -> str:
-        choice = pick_weighted_config(among, POLICY, NOW, seed)
+        choice = pick_weighted_config(among, NOW, seed)
         assert choice is not None
         return choice.template.name
 
@@ -91,7 +89,7 @@ def test_the_same_seed_gives_the_same_choice_in_any_order() -> None:
 
 def test_choices_follow_the_weights() -> None:
     templates = [template("a", weight=3), template("b"), template("never", weight=0)]
-    choices = (pick_weighted_config(templates, POLICY, NOW, seed) for seed in range(2000))
+    choices = (pick_weighted_config(templates, NOW, seed) for seed in range(2000))
     counts = Counter(choice.template.name for choice in choices if choice)
 
     assert counts["never"] == 0
@@ -99,8 +97,8 @@ def test_choices_follow_the_weights() -> None:
 
 
 def test_nothing_is_chosen_when_all_weights_are_zero() -> None:
-    assert pick_weighted_config([template("a", weight=0)], POLICY, NOW, 1) is None
-    assert pick_weighted_config([], POLICY, NOW, 1) is None
+    assert pick_weighted_config([template("a", weight=0)], NOW, 1) is None
+    assert pick_weighted_config([], NOW, 1) is None
 
 
 def test_limits_are_per_template_gpu_and_day() -> None:
