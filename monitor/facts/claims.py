@@ -113,8 +113,7 @@ class GpuTask:
 class Demand:
     """A job that waits only because other users hold the GPUs that it needs.
 
-    gpus: how many it asks for. gpu_uuids: which would do, () = any. share_pct: the share of the
-    machine that its owner is entitled to, None = as the policy says.
+    gpus: how many it asks for. gpu_uuids: which would do, () = any.
     """
 
     owner: str
@@ -122,4 +121,3 @@ class Demand:
     job_ref: str = ""
     gpus: int = 1
     gpu_uuids: tuple[str, ...] = ()
-    share_pct: float | None = None

@@ -38,6 +38,7 @@ RETIRED: dict[str, frozenset[str]] = {
         ),
         "hogs": (
             "coverage_pct clear_minutes sustained_clear_pct fair_margin_pct fair_minutes "
+            "fair_entitled_pct "
             "fair_wait_minutes severe_wait_minutes cpu_pct cpu_minutes system_programs"
         ),
         "idle": "idle_minutes",

@@ -55,7 +55,9 @@ class IncidentBody(Schema):
     lasts_s: float
     peak_pct: float | None
     mean_pct: float | None
-    expected_pct: float | None = Field(description="Share of the machine that waiting users leave.")
+    expected_pct: float | None = Field(
+        description="Fair share: the entitlement, or the target share if that is more."
+    )
     measured_pct: float | None = Field(description="Share of the machine that the user takes.")
     coverage: float | None = Field(
         description="Part of the time for which the usage is known, 0 to 1."

@@ -65,7 +65,7 @@ class IncidentStep:
         """Apply the rules to the newest snapshot, inside the caller's transaction.
 
         `demand`: the waiting jobs. `leaders`: the first processes of all jobs of this host.
-        `shares`: the entitled share of the machine (%) of each user with a quota.
+        `shares`: the fair share of the machine (%) of each user on GPUs, while a job waits.
         """
         if snapshot is None or (snapshot.problem and not snapshot.gpus):
             return None

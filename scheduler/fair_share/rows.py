@@ -130,6 +130,11 @@ class Rights:
         """The grant of fair share now, 0 to 1; None: the user has no jobs."""
         return self._accounts[name].target if name in self._accounts else None
 
+    def fair_share(self, name: str) -> float:
+        """Use above this takes from others who wait: the entitlement, or the target share if that
+        is more."""
+        return max(self.entitlement(name), self.account(name).target)
+
 
 def accounts_by_user(
     now: datetime, demand: Collection[str] | Mapping[str, float] | None = None

@@ -61,10 +61,10 @@ class RuleInput:
     groups: processes outside jobs. jobs: by job, one group per GPU that it has booked. strays:
     processes of jobs on GPUs that the job has not booked. empty: booked GPUs without a process of
     their job; None: a process there cannot be attributed. demand: the waiting jobs. shares: the
-    entitled share of the machine (%) of each user with a quota. series_of: use outside jobs by user
-    and GPU, also on GPUs that the user has left. in_turn: of each user, the use of one GPU at a
-    time: of the busiest GPU of each step, of the next one, and so on. machine_shares: parts of the
-    machine that rules have computed, by user and window.
+    fair share of the machine (%) of each user on GPUs, while a job waits. series_of: use outside
+    jobs by user and GPU, also on GPUs that the user has left. in_turn: of each user, the use of one
+    GPU at a time: of the busiest GPU of each step, of the next one, and so on. machine_shares:
+    parts of the machine that rules have computed, by user and window.
     """
 
     t: float

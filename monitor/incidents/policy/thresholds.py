@@ -26,8 +26,6 @@ class GpuTimePolicy:
     fair_on: bool = threshold(True, "Detect use above the fair share",
         "A user exceeds the fair share by more than 5 % of all GPUs for 10 minutes, while other "
         "users wait.")
-    fair_entitled_pct: float = percent(30.0, "Fair share: default share",
-        "Share of all GPUs for a user without a quota.")
     cpu_on: bool = threshold(True, "Detect CPU overuse",
         "CPU hog: a user takes more than half of all CPUs for 10 minutes, outside jobs. "
         "Disabled with simulated GPUs, because the CPUs are real.")

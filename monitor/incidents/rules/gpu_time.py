@@ -63,7 +63,7 @@ def _sustained(
         container=group.container,
         pct=recent.pct,
         peak_pct=_peak(group, begin),
-        expected_pct=expected_of(group.user, inputs, policy),
+        expected_pct=expected_of(group.user, inputs),
         measured_pct=share.pct if share else None,
         coverage=recent.coverage,
         memory_bytes=group.memory_bytes,
@@ -81,7 +81,7 @@ def fair_share(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
         if group.user:
             people.setdefault(group.user, []).append(group)
     for user, groups in people.items():
-        expected = expected_of(user, inputs, policy)
+        expected = expected_of(user, inputs)
         share = share_of(user, inputs, seconds)
         if expected is None or share is None or 100 * share.coverage < COVERAGE_PCT:
             continue
@@ -142,21 +142,9 @@ def _share_of(user: str, inputs: RuleInput, seconds: float) -> MachineShare | No
     )
 
 
-def expected_of(user: str | None, inputs: RuleInput, policy: GpuTimePolicy) -> float | None:
-    """The user's fair share beside the users who wait, in percent of the machine.
-
-    It is the user's quota, or more if the waiting users are entitled to less than the rest. None:
-    no other user waits.
-    """
-    waiting: dict[str, float] = {}
-    own = inputs.shares.get(user or "", policy.fair_entitled_pct)
-    for demand in inputs.demand:
-        share = policy.fair_entitled_pct if demand.share_pct is None else demand.share_pct
-        if demand.owner == user:
-            own = share
-        else:
-            waiting[demand.owner] = share
-    return max(own, 100 - sum(waiting.values())) if waiting else None
+def expected_of(user: str | None, inputs: RuleInput) -> float | None:
+    """The user's fair share in percent of the machine. None: no other user waits, or unknown."""
+    return inputs.shares.get(user or "") if inputs.waiting_for(None, user) else None
 
 
 def is_covered(used: UsagePoint) -> bool:
@@ -250,7 +238,7 @@ def _moving(
         container=most.container,
         pct=recent.pct,
         peak_pct=recent.pct,
-        expected_pct=expected_of(user, inputs, policy),
+        expected_pct=expected_of(user, inputs),
         measured_pct=share.pct if share else None,
         coverage=recent.coverage,
         memory_bytes=most.memory_bytes,

@@ -12,6 +12,8 @@ from monitor.incidents.facts import FAIR_SHARE, SUSTAINED
 from tests.builders import NOW, claim, gpu, gpu_uuid, process
 from tests.monitor.hog_traces import Processes, Trace, policies, waiting
 
+FAIR = {"alice": 70.0}
+
 
 def steady(pct: float | None, **changes: object) -> Processes:
     return lambda minute: [process(sm_pct=pct, **changes)]
@@ -180,7 +182,7 @@ def test_a_gpu_that_is_silent_for_a_minute_ends_no_incident() -> None:
 
 
 def test_more_than_the_fair_share_is_a_violation_while_a_job_waits() -> None:
-    trace = Trace(demand=[waiting("bob", share_pct=30.0)]).play(20, steady(90.0))
+    trace = Trace(demand=[waiting("bob")], shares=FAIR).play(20, steady(90.0))
     assert FAIR_SHARE in trace.opened
     found = next(f for f in trace.found if f.rule == FAIR_SHARE)
     assert found.expected_pct == 70
@@ -196,7 +198,7 @@ def test_use_of_idle_capacity_while_no_job_waits_is_harmless() -> None:
 
 
 def test_use_within_the_own_share_is_no_hog_even_while_others_wait() -> None:
-    trace = Trace(gpus=4, demand=[waiting("bob", share_pct=30.0)]).play(30, steady(95.0))
+    trace = Trace(gpus=4, demand=[waiting("bob")], shares=FAIR).play(30, steady(95.0))
     assert (trace.known[0].severity, trace.known[0].is_hog) == ("warning", False)
     assert trace.texts[SUSTAINED].startswith("Heavy use outside the queue")
 
@@ -212,27 +214,26 @@ def test_only_the_time_in_which_others_waited_is_that_of_a_hog() -> None:
     assert trace.texts[SUSTAINED].startswith("Detected GPU hog")
 
 
-def test_what_others_leave_is_not_too_much() -> None:
-    waits = [waiting("bob", share_pct=30.0)]
-    assert FAIR_SHARE not in Trace(demand=waits).play(30, steady(70.0)).opened
+def test_use_up_to_the_fair_share_is_not_too_much() -> None:
+    trace = Trace(demand=[waiting("bob")], shares=FAIR)
+    assert FAIR_SHARE not in trace.play(30, steady(70.0)).opened
 
 
 def test_a_waiting_user_is_not_harmed_by_own_use() -> None:
-    trace = Trace(demand=[waiting("alice", share_pct=30.0)]).play(30, steady(90.0))
+    trace = Trace(demand=[waiting("alice")], shares=FAIR).play(30, steady(90.0))
     assert trace.opened == [SUSTAINED]
 
 
 def test_one_gpu_of_four_is_no_more_than_a_fair_share() -> None:
-    waits = [waiting("bob", share_pct=30.0)]
-    assert FAIR_SHARE not in Trace(gpus=4, demand=waits).play(30, steady(95.0)).opened
+    trace = Trace(gpus=4, demand=[waiting("bob")], shares=FAIR)
+    assert FAIR_SHARE not in trace.play(30, steady(95.0)).opened
 
 
 def test_three_gpus_of_four_are() -> None:
     def three(minute: float) -> Iterator[ProcessReading]:
         return (process(pid=100 + on, on=on, sm_pct=97.0) for on in range(3))
 
-    waits = [waiting("bob", share_pct=33.0)]
-    trace = Trace(gpus=4, demand=waits).play(20, three)
+    trace = Trace(gpus=4, demand=[waiting("bob")], shares={"alice": 67.0}).play(20, three)
     assert trace.opened.count(FAIR_SHARE) == 1
     assert (
         "alice (python, PID 100, and 2 more) has used 73 % of the GPUs" in trace.texts[FAIR_SHARE]
@@ -268,16 +269,16 @@ def test_a_user_above_the_threshold_is_accused_after_the_rule_time(
     assert trace.told[0][0] <= 13
 
 
-@pytest.mark.parametrize("waits_too", [False, True])
-def test_the_own_quota_counts_whether_or_not_the_person_has_a_waiting_job(waits_too: bool) -> None:
-    """Alice has a quota of 10 % and takes 22 % of the machine; three others wait."""
-    others = [("ann", 40.0), ("ben", 30.0), ("cyd", 20.0)]
-    waits = [waiting(name, job_ref=name, share_pct=share) for name, share in others]
-    if waits_too:
-        waits.append(waiting("alice", job_ref="alice", share_pct=10.0))
+def test_the_own_share_counts_also_while_the_user_waits() -> None:
+    """Alice has a share of 10 % and takes 22 % of the machine."""
+    waits = [waiting(name, job_ref=name) for name in ("ann", "alice")]
     trace = Trace(gpus=4, demand=waits, shares={"alice": 10.0}).play(20, steady(90.0))
     assert FAIR_SHARE in trace.opened
     assert next(f for f in trace.found if f.rule == FAIR_SHARE).expected_pct == 10
+
+
+def test_no_user_exceeds_a_share_that_is_not_known() -> None:
+    assert FAIR_SHARE not in Trace(demand=[waiting("bob")]).play(20, steady(90.0)).opened
 
 
 def test_a_container_of_unknown_owner_is_judged_as_one_and_accuses_no_person() -> None:

@@ -45,7 +45,7 @@ class Machine:
             self.minute += 0.5
             self.seq += 1
             shot = snapshot(2, there, at=at(self.minute), seq=self.seq)
-            self.hogs.judge(shot, demand, at(self.minute))
+            self.hogs.judge(shot, demand, at(self.minute), shares={"alice": 70.0})
         return self
 
 

@@ -101,12 +101,12 @@ def moving(rng: Random, structured: bool) -> float:
 
 
 def fair_share(rng: Random, structured: bool) -> float:
-    """The others wait for 30 % of each machine, which has one GPU."""
+    """The fair share is 70 % of each machine, which has one GPU."""
     low, high = (78.0, 100.0) if structured else (20.0, 100.0)
-    waits = [waiting("bob", share_pct=30.0)]
+    shares = {"u0": 70.0}
     accused = 0.0
     for _ in range(USERS // 4):
-        one = crowd(rules.FAIR_SHARE, gpus=1, demand=waits)
+        one = crowd(rules.FAIR_SHARE, gpus=1, demand=[waiting("bob")], shares=shares)
         accused += share_accused(
             one, 15, lambda _, m: [of(0, sm_pct=rng.uniform(low, high))], users=1
         )

@@ -17,7 +17,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.blockers import LOAD_CODES, Tier
 from scheduler.facts.jobs import JobState
-from scheduler.fair_share.rows import FairShareAccounts
+from scheduler.fair_share.rows import Rights
 from scheduler.models import Attempt, Job
 
 # Jobs further back in the queue would not start if one GPU became free.
@@ -33,7 +33,6 @@ class IncidentWatch:
         self._host = host
         self._isolation = ItemIsolation(host, self.name)
         self._incidents = IncidentStep(host, gap_s, cpu_processes)
-        self._accounts = FairShareAccounts()
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> Verdict | None:
         if snapshot is None:
@@ -49,9 +48,8 @@ class IncidentWatch:
     def _demand(
         self, now: datetime, present: Collection[str]
     ) -> tuple[list[Demand], dict[str, float]]:
-        """The jobs that would start if others used less, and each person's entitled share (%).
-
-        Shares are read for the owners of these jobs and for `present`, while a job waits.
+        """The jobs that would start if others used less, and the fair share (%) of each of
+        `present`, which is read while such a job waits.
         """
         judged = self._isolation.convert(
             _first_waiting(),
@@ -62,8 +60,7 @@ class IncidentWatch:
         waiting = [job for job, waits_for_others in judged if waits_for_others]
         if not waiting:
             return [], {}
-        accounts = self._accounts.at(now, {*present, *(job.owner_name for job in waiting)})
-        quotas = {name: account.quota.share_pct for name, account in accounts.items()}
+        rights = Rights(now, present)
         demand = [
             Demand(
                 owner=job.owner_name,
@@ -71,11 +68,10 @@ class IncidentWatch:
                 job_ref=str(job.pk),
                 gpus=job.gpus,
                 gpu_uuids=(job.gpu_uuid,) if job.gpu_uuid else (),
-                share_pct=quotas.get(job.owner_name),
             )
             for job in waiting
         ]
-        return demand, {name: share for name, share in quotas.items() if share is not None}
+        return demand, {name: 100 * rights.fair_share(name) for name in present}
 
 
 @compiled_once

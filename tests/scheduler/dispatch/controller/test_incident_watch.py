@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.test import Client
 
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.sampling.probes.host import HostProbe
@@ -72,11 +74,11 @@ def test_a_job_whose_share_is_worth_less_by_others_load_counts_as_harmed(bob: Us
     assert Incident.objects.get(rule=SUSTAINED).waited_jobs == 1
 
 
-def test_more_than_those_who_wait_leave_is_a_violation(bob: User) -> None:
+def test_more_than_the_half_of_two_users_is_a_violation_while_the_other_waits(bob: User) -> None:
     waits(bob, TAKEN)
     play(660, every=15)
     row = Incident.objects.get(rule=FAIR_SHARE)
-    assert (row.expected_pct, row.measured_pct) == (70, pytest.approx(95, abs=1))
+    assert (row.expected_pct, row.measured_pct) == (50, pytest.approx(95, abs=1))
 
 
 def test_the_simulated_hog_is_there_to_see_in_the_time_of_the_rule() -> None:
@@ -113,13 +115,20 @@ def test_a_cpu_hog_is_found_though_the_controller_changes_each_minute(
     assert row.text.startswith("Heavy CPU use: make (PID 100, alice) has used 90 % of all CPUs for")
 
 
-def test_a_quota_is_the_expected_share_of_a_person_without_a_waiting_job(bob: User) -> None:
-    alice = User.objects.create_user("alice")
-    Quota.objects.create(user=alice, share_pct=10)
-    Quota.objects.create(user=bob, share_pct=95)
+@pytest.mark.parametrize("share_pct", [10, 40])
+def test_an_incident_is_judged_by_the_entitlement_that_the_page_of_shares_has(
+    alice: User, bob: User, as_user: Callable[[User], Client], share_pct: int
+) -> None:
+    Quota.objects.create(user=alice, share_pct=share_pct)
+    Quota.objects.create(user=bob, share_pct=90)
     waits(bob, TAKEN)
     play(660, every=15)
-    assert Incident.objects.get(rule=FAIR_SHARE).expected_pct == 10
+
+    body = as_user(bob).get("/api/shares/").json()
+    (line,) = (each for each in body["people"] if each["name"] == "alice")
+    expected = Incident.objects.get(rule=FAIR_SHARE).expected_pct
+    assert expected == pytest.approx(line["entitlement_pct"])
+    assert expected <= share_pct
 
 
 def test_a_job_with_unreadable_blockers_keeps_no_other_from_counting(bob: User) -> None:
