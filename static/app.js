@@ -217,12 +217,12 @@
   // ---- Menus close when the reader goes on ----
 
   function closeMenus(except) {
-    for (const menu of all("details.more[open], details.menu[open]")) if (menu !== except) menu.open = false;
+    for (const menu of all("details.menu[open]")) if (menu !== except) menu.open = false;
   }
-  document.addEventListener("click", (event) => closeMenus(event.target.closest("details.more, details.menu")));
+  document.addEventListener("click", (event) => closeMenus(event.target.closest("details.menu")));
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
-    const menu = document.activeElement.closest("details.more[open], details.menu[open]");
+    const menu = document.activeElement.closest("details.menu[open]");
     if (menu) menu.querySelector("summary").focus();
     closeMenus(null);
   });

@@ -57,6 +57,33 @@
       }
     }
   });
+  // ---- Wall display: rows fill the screen, in columns if there are many; dim at night ----
+
+  const MANY_GPUS = 16, COLUMNS = 2, NIGHT_FROM = 22, NIGHT_TO = 6;
+  const isWall = document.body.classList.contains("kiosk");
+  const theme = document.documentElement.dataset.theme;
+
+  function fitWall() {
+    const rows = board.querySelectorAll(".b-gpu").length, hosts = board.querySelectorAll(".b-host").length;
+    const lines = rows + (hosts > 1 ? hosts : 0);
+    const perColumn = rows > MANY_GPUS ? Math.ceil(lines / COLUMNS) : lines;
+    if (rows) document.body.style.setProperty("--rows", perColumn);
+  }
+
+  function dim() {
+    const hour = new Date().getHours(), isNight = hour >= NIGHT_FROM || hour < NIGHT_TO;
+    document.body.classList.toggle("is-night", isNight);
+    document.documentElement.dataset.theme = isNight ? "dark" : theme;
+  }
+
+  if (isWall) {
+    fitWall();
+    dim();
+    window.setInterval(dim, 60_000);
+    document.addEventListener("htmx:after:swap", fitWall);
+    // The timeline was placed for other letters.
+    window.dispatchEvent(new Event("resize"));
+  }
   document.addEventListener("htmx:after:swap", markOwn);
   markOwn();
 })();

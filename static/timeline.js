@@ -42,20 +42,26 @@
 
   // Most labels have no room, and most of the others stay where they are: only changes are written.
   function placeLabels(plots, since, length, now) {
-    const width = plots[0].clientWidth;
+    const width = plots[0].clientWidth, scale = letterScale();
     const x = (t) => Math.min(100, Math.max(0, (100 * (t - since)) / length));
     for (const plot of plots) {
       for (const label of plot.parentElement.querySelectorAll(".tl-label")) {
         const { from, to } = label.dataset;
         const begin = x(Number(from)), end = x(to === "now" ? now : Number(to));
-        const room = ((end - begin) * width) / 100, isOff = room < LEAST_LABEL_PX;
+        const room = ((end - begin) * width) / 100, isOff = room < scale * LEAST_LABEL_PX;
         if (label.classList.contains("off") !== isOff) label.classList.toggle("off", isOff);
         if (isOff) continue;
-        shorten(label, Math.floor((room - 6) / LETTER_PX));
+        shorten(label, Math.floor((room - 6) / (scale * LETTER_PX)));
         write(label, "x", `${begin.toFixed(2)}%`);
         write(label, "width", `${(end - begin).toFixed(2)}%`);
       }
     }
+  }
+
+  // A wall display has larger letters.
+  function letterScale() {
+    const text = document.body.classList.contains("kiosk") && box().querySelector(".tl-label text");
+    return text ? parseFloat(window.getComputedStyle(text).fontSize) / 12 : 1;
   }
 
   function write(element, name, value) {
@@ -98,25 +104,26 @@
   function drawAxis() {
     const grid = box().querySelector(".tl-grid");
     const { since, until } = span();
-    const most = Math.max(2, Math.min(MOST_TICKS, Math.floor(grid.clientWidth / 70)));
+    const scale = parseFloat(window.getComputedStyle(grid).fontSize) / 12;
+    const most = Math.max(2, Math.min(MOST_TICKS, Math.floor(grid.clientWidth / (70 * scale))));
     const step = STEPS.find((each) => (until - since) / each <= most) || STEPS.at(-1);
     const offset = -60 * new Date().getTimezoneOffset();
     const x = (t) => `${((100 * (t - since)) / (until - since)).toFixed(3)}%`;
     const marks = [];
-    const now = clock(), clear = (44 / grid.clientWidth) * (until - since);
-    const edge = (20 / grid.clientWidth) * (until - since);
+    const now = clock(), clear = ((44 * scale) / grid.clientWidth) * (until - since);
+    const edge = ((20 * scale) / grid.clientWidth) * (until - since);
     for (let t = Math.ceil((since + offset) / step) * step - offset; t < until; t += step) {
       const isWhole = t > since + edge && t < until - edge;
       if (isWhole && Math.abs(t - now) > clear) {
-        const tick = svg("text", { class: "tl-tick", x: x(t), y: 12 }, tickText(t, step));
+        const tick = svg("text", { class: "tl-tick", x: x(t), y: "1em" }, tickText(t, step));
         tick.append(svg("title", {}, app.utc(new Date(t * 1000))));
         marks.push(tick);
       }
-      marks.push(svg("rect", { class: "tl-line", x: x(t), y: 18, width: 1, height: "100%" }));
+      marks.push(svg("rect", { class: "tl-line", x: x(t), y: "1.5em", width: 1, height: "100%" }));
     }
     if (now > since && now < until) {
-      marks.push(svg("rect", { class: "tl-now", x: x(now), y: 18, width: 2, height: "100%" }));
-      marks.push(svg("text", { class: "tl-tick now", x: x(now), y: 12 }, "now"));
+      marks.push(svg("rect", { class: "tl-now", x: x(now), y: "1.5em", width: 2, height: "100%" }));
+      marks.push(svg("text", { class: "tl-tick now", x: x(now), y: "1em" }, "now"));
     }
     grid.replaceChildren(...marks);
     grid.dataset.drawn = "";

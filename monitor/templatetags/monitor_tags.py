@@ -57,26 +57,26 @@ register.filter("sig3", formats.sig3)
 register.filter("in_gib", cards.in_gib)
 
 
-# (label, URL name) of the pages in the navigation, in order
+# (label, URL name) of the pages in the header, in order. The menu has them and all others.
 PAGES = (
     ("Dashboard", "dashboard"),
-    ("Timeline", "timeline"),
-    ("Processes", "processes"),
     ("Jobs", "jobs"),
     ("Submit", "job-new"),
-    ("Models", "models"),
-    ("Shares", "shares"),
-    ("Time windows", "windows"),
-    ("Incidents", "incidents"),
     ("Reports", "reports"),
 )
-# Below the heading "More", so that the header stays one row.
 MORE_PAGES = (
+    ("Timeline", "timeline"),
+    ("Processes", "processes"),
+    ("Incidents", "incidents"),
+    ("Events", "events"),
+    ("Models", "models"),
     ("Batches", "batches"),
     ("Scripts", "scripts"),
     ("Idle work", "idle-work"),
-    ("Events", "events"),
+    ("Shares", "shares"),
+    ("Time windows", "windows"),
     ("Rules", "rules"),
+    ("Mode", "mode"),
     ("Disks", "disks"),
     ("Hosts", "hosts"),
     ("Status", "status"),

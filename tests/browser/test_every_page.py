@@ -156,18 +156,29 @@ def test_the_menu_of_a_small_screen_leads_to_every_page(
     page.wait_for_url("**/incidents/")
 
 
-def test_more_pages_open_below_the_header_and_close_with_escape(open_page: Open) -> None:
+def test_the_menu_opens_below_the_header_and_closes_with_escape(open_page: Open) -> None:
     page = open_page("/")
-    more = page.locator("details.more")
-    more.locator("summary").click()
-    expect(more.get_by_role("link", name="Status")).to_be_visible()
+    menu = page.locator("details.menu")
+    menu.locator("summary").click()
+    expect(menu.get_by_role("link", name="Status")).to_be_visible()
     page.keyboard.press("Escape")
-    expect(more.get_by_role("link", name="Status")).not_to_be_visible()
-    more.locator("summary").click()
-    more.get_by_role("link", name="Status").click()
+    expect(menu.get_by_role("link", name="Status")).not_to_be_visible()
+    menu.locator("summary").click()
+    menu.get_by_role("link", name="Status").click()
     page.wait_for_url("**/status/")
 
-    expect(more.locator("summary")).to_contain_text("Status")
+    expect(menu.locator("summary")).to_contain_text("Status")
+
+
+def test_the_header_has_a_menu_and_at_most_seven_words(open_page: Open) -> None:
+    page = open_page("/")
+    expect(page.locator("#connection")).to_contain_text("live")
+    shown = page.locator("header.top").inner_text().split()
+    words = [word for word in shown if word.isalpha()]
+
+    assert "Menu" in words
+    assert len(words) <= 8, words
+    assert "cooperative" not in words
 
 
 def test_the_menu_works_without_javascript(

@@ -42,11 +42,3 @@ def test_g_and_a_letter_go_to_a_page(open_page: Open) -> None:
         page.keyboard.press("g")
         page.keyboard.press(letter)
         page.wait_for_url(f"**/{path}/")
-
-
-def test_the_wall_display_shows_figures_without_the_menu(open_page: Open) -> None:
-    page = open_page("/?kiosk=1")
-
-    expect(page.locator(".b-row").first).to_be_visible()
-    expect(page.locator(".nav")).not_to_be_visible()
-    expect(page.locator("#connection")).to_be_visible()

@@ -36,7 +36,16 @@ def test_each_page_shows_the_mode_with_its_reason(host: str, alice: User, as_use
 
 
 def test_nothing_is_said_before_anything_is_known(alice: User, as_user: AsUser) -> None:
-    assert 'href="/mode/"' not in as_user(alice).get("/jobs/").content.decode()
+    assert '<a class="badge"' not in head(as_user(alice))
+
+
+def test_nothing_is_said_in_normal_operation(host: str, alice: User, as_user: AsUser) -> None:
+    state(host, "cooperative", "No hogs.")
+    assert '<a class="badge"' not in head(as_user(alice))
+
+
+def head(browser: Client) -> str:
+    return browser.get("/jobs/").content.decode().split("</header>")[0]
 
 
 def test_a_host_that_is_defensive_is_named_beside_another(

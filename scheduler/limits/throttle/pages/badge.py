@@ -21,13 +21,12 @@ class ModeBadge:
     """`until`: the end of an operator's override."""
 
     word: str
-    shape: str
     reason: str
     until: datetime | None = None
 
 
 def badge(host: str) -> ModeBadge | None:
-    """The mode of all hosts: defensive if one host is. None: the mode is unknown.
+    """The mode of all hosts, if one host is defensive. None: cooperative, or unknown.
 
     A database error gives None, because error pages show the badge too.
     """
@@ -35,15 +34,13 @@ def badge(host: str) -> ModeBadge | None:
         rows = _modes()
     except DatabaseError:
         return None
-    if not rows:
-        return None
     defensive = [row for row in rows if row[1] == Mode.DEFENSIVE]
-    if defensive:
-        where = ", ".join(name for name, *_ in defensive if len(rows) > 1 or name != host)
-        word = f"defensive ({where})" if where else "defensive"
-        reasons = " ".join(reason for _, _, reason, _ in defensive)
-        return ModeBadge(word, "warning", reasons, defensive[0][3])
-    return ModeBadge("cooperative", "ok", *rows[0][2:])
+    if not defensive:
+        return None
+    where = ", ".join(name for name, *_ in defensive if len(rows) > 1 or name != host)
+    word = f"defensive ({where})" if where else "defensive"
+    reasons = " ".join(reason for _, _, reason, _ in defensive)
+    return ModeBadge(word, reasons, defensive[0][3])
 
 
 @compiled_once
