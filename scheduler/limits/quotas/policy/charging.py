@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import accumulate
 from math import inf
 from zoneinfo import ZoneInfo
 
@@ -285,13 +286,15 @@ def max_min(
         return demand / weights[owner] if weights[owner] > 0 else inf
 
     parts: dict[str, float] = {}
-    left, rest = whole, sum(weights.values())
     in_order = sorted(weights, key=lambda owner: (weights[owner] <= 0, saturates_at(owner)))
-    for served, owner in enumerate(in_order):
+    # Added up from the end: a difference of sums may be 0 where a tiny weight is left.
+    rests = [*accumulate(weights[owner] for owner in reversed(in_order))][::-1]
+    left = whole
+    for served, (owner, rest) in enumerate(zip(in_order, rests, strict=True)):
         weight = weights[owner]
-        fair = left * min(1.0, weight / rest) if weight > 0 else left / (len(in_order) - served)
+        fair = left * (weight / rest) if weight > 0 else left / (len(in_order) - served)
         parts[owner] = min(demands.get(owner, inf), fair)
-        left, rest = max(0.0, left - parts[owner]), rest - weight
+        left = max(0.0, left - parts[owner])
     return parts
 
 
