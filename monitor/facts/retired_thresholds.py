@@ -49,7 +49,7 @@ RETIRED: dict[str, frozenset[str]] = {
             "idle_gib idle_busy_pct orphaned_minutes orphaned_gib"
         ),
         "mode": "hours cooperative_below_pct",
-        "niceness": "nice idle_io busy_cpu_pct quiet_cpu_pct busy_io_pct",
+        "niceness": "enabled nice idle_io busy_cpu_pct quiet_cpu_pct busy_io_pct",
         "notifications": "soon_minutes most_per_hour",
         "order": "fair_weight age_hours overdue_hours",
         "patterns": "busy_pct sure_pct least_times least_hours",

@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.rules import CleaningPolicy
-from scheduler.execution.policy import BoundsPolicy, NicePolicy
+from scheduler.execution.policy import BoundsPolicy
 from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
 from scheduler.jobs.lifecycle.policy.retries import RetryPolicy
 from scheduler.jobs.notifications.policy import NotificationPolicy
@@ -43,7 +43,6 @@ POLICIES: dict[str, type[Any]] = {
     "idle_work": IdleWorkPolicy,
     "keeping": RetentionPolicy,
     "mode": ModePolicy,
-    "niceness": NicePolicy,
     "notifications": NotificationPolicy,
     "order": OrderPolicy,
     "preemption": PreemptionPolicy,
@@ -93,7 +92,6 @@ TOPICS: dict[str, dict[str, str]] = {
     },
     "Limits and retention of jobs": {
         "bounds": "Resource limits of jobs",
-        "niceness": "Priority on a busy host",
         "interactive": "Interactive jobs",
         "keeping": "Retention of jobs",
         "disk": "Disk space",

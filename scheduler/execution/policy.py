@@ -137,23 +137,8 @@ def _most(limit: float | None, hosts: Sequence[float | None]) -> float | None:
     return lower_limit(largest, limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicePolicy:
-    """Lower CPU and disk priority of jobs while the host is busy."""
-
-    # fmt: off
-    enabled: bool = threshold(True, "Lower job priority on a busy host",
-        "While the host is busy, jobs get a lower CPU priority, and the disk only while no other "
-        "process uses it.")
-    # fmt: on
-
-
-def is_busy(
-    cpu_pct: float | None, io_pct: float | None, *, was_busy: bool, policy: NicePolicy
-) -> bool:
+def is_busy(cpu_pct: float | None, io_pct: float | None, *, was_busy: bool) -> bool:
     """Whether background jobs get a higher nice value. Unknown values change nothing."""
-    if not policy.enabled:
-        return False
     busy = [
         cpu_pct is not None and cpu_pct >= BUSY_CPU_PCT,
         io_pct is not None and io_pct >= BUSY_IO_PCT,

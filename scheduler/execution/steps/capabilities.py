@@ -11,8 +11,7 @@ from monitor.facts.readings import Snapshot
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
-from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy import NICE, NicePolicy, is_busy
+from scheduler.execution.policy import NICE, is_busy
 from scheduler.execution.probes.capabilities import Capability
 from scheduler.models import Attempt, HostCapability
 from scheduler.runner.confine import niceness
@@ -101,14 +100,11 @@ class BackgroundNiceness:
             return None
         if snapshot is None:
             return None
-        policy, applied = (
-            thresholds.current(NicePolicy),
-            is_active(self._host, "nice"),
-        )
+        applied = is_active(self._host, "nice")
         host = snapshot.host
-        busy = is_busy(host.cpu_pct, host.pressure.io_some_pct, was_busy=applied, policy=policy)
+        busy = is_busy(host.cpu_pct, host.pressure.io_some_pct, was_busy=applied)
         if not busy and not applied:
-            record(self._host, [_mean(busy, policy)], now)
+            record(self._host, [_mean(busy)], now)
             return 0
         changed = self._isolation.each(
             _running(self._host),
@@ -116,7 +112,7 @@ class BackgroundNiceness:
             lambda attempt: _change(attempt, busy),
             now,
         )
-        record(self._host, [_mean(busy, policy)], now)
+        record(self._host, [_mean(busy)], now)
         return sum(count for _, count in changed)
 
 
@@ -134,9 +130,7 @@ def _running(host: str) -> QuerySet[Attempt]:
     return attempts.exclude(runner_pid=None)
 
 
-def _mean(busy: bool, policy: NicePolicy) -> Capability:
-    if not policy.enabled:
-        return Capability(name="nice", active=False, text="switched off in the thresholds")
+def _mean(busy: bool) -> Capability:
     when = "now, because the host is busy" if busy else "when the host is busy"
     text = f"+{NICE} {when}; disk access only when the disk is idle"
     return Capability(name="nice", active=busy, text=text)

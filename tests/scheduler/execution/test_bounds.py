@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import HostReading
 from monitor.models import Gpu, PolicyValues
-from scheduler.execution.policy import BoundsPolicy, NicePolicy, is_busy, refusals
+from scheduler.execution.policy import BoundsPolicy, is_busy, refusals
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps.specs import ConfinementLimits
@@ -21,7 +21,6 @@ from scheduler.runner.confine.host_probe import CgroupParent
 from tests import jobs_made
 from tests.builders import GIB, NOW
 
-NICE = NicePolicy()
 V1 = CgroupParent(
     kind="v1",
     by_controller={
@@ -49,11 +48,7 @@ V1 = CgroupParent(
 def test_a_machine_is_busy_until_it_is_clearly_not(
     cpu: float | None, io: float | None, was: bool, busy: bool
 ) -> None:
-    assert is_busy(cpu, io, was_busy=was, policy=NICE) is busy
-
-
-def test_nobody_steps_back_when_the_policy_says_no() -> None:
-    assert not is_busy(99.0, 99.0, was_busy=True, policy=NicePolicy(enabled=False))
+    assert is_busy(cpu, io, was_busy=was) is busy
 
 
 def test_a_capped_job_runs_the_first_part_of_each_period() -> None:
