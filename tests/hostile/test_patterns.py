@@ -31,7 +31,7 @@ MOST_FACTOR = 3.0
 MADE = {
     ("gpucoord_site/cli/sources/script_files.py", "f'{MARK}(\\\\s|$)'"): r"#GPUCOORD(\s|$)",
     ("gpucoord_site/documentation/library.py", "f'(?<!\\\\w){re.escape(word)}'"): r"(?<!\w)quota",
-    ("gpucoord_site/http/turns.py", "b'(?:^|;\\\\s*)' + name + b'=([^;]+)'"): (
+    ("gpucoord_site/http/handler.py", "b'(?:^|;\\\\s*)' + name + b'=([^;]+)'"): (
         r"(?:^|;\s*)gpucoord_session=([^;]+)"
     ),
     ("monitor/incidents/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",

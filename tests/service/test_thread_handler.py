@@ -14,8 +14,7 @@ from django.http.response import HttpResponseBase
 from django.urls import path
 
 from gpucoord_site.http import handler as handlers
-from gpucoord_site.http.handler import ThreadHandler
-from gpucoord_site.http.turns import _session, client_of
+from gpucoord_site.http.handler import ThreadHandler, _session, client_of
 from tests.pace import LONGEST_S
 
 together = threading.Barrier(2, timeout=LONGEST_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.urls import reverse
 
+from monitor.facts.readings import OwnerSource, Snapshot
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.usage.history.pages import content as history_content
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.execution.hosts.pages import contact, elsewhere, not_read
@@ -24,7 +26,6 @@ from scheduler.jobs.lifecycle.probes import logs as job_logs
 from scheduler.jobs.lifecycle.probes.logs import LogPiece
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import relations
-from scheduler.jobs.pages import containers
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
@@ -32,6 +33,52 @@ from scheduler.models import Attempt, EngineTask, Job, YieldRequest
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.sizing import policy as sizing
 from scheduler.runner import files
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideContainer:
+    """gpus: their indices. is_labelled: its label names the job."""
+
+    name: str
+    gpus: tuple[int, ...]
+    is_labelled: bool
+
+
+def of_attempt(attempt: Attempt) -> list[OutsideContainer]:
+    """Those of a running attempt, by name; without a GPU nothing is known of them."""
+    newest = snapshots.newest(attempt.gpu_host) if attempt.gpu_uuids else None
+    if newest is None:
+        return []
+    owner = attempt.job.owner.username
+    return outside(newest, str(attempt.job_id), owner, attempt.gpu_uuids)
+
+
+def outside(
+    snapshot: Snapshot, job_ref: str, owner: str, gpu_uuids: Collection[str]
+) -> list[OutsideContainer]:
+    """The containers that the job's label names, and those of its owner on its GPUs.
+
+    A process in the job's cgroup, or below its first process, is inside of the job.
+    """
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    gpus: dict[str, set[int]] = {}
+    labelled: set[str] = set()
+    for process in snapshot.processes:
+        is_inside = process.owner_source is OwnerSource.JOB
+        if process.container is None or is_inside or process.gpu_uuid not in indices:
+            continue
+        is_labelled = process.job_ref == job_ref
+        is_of_owner = process.job_ref is None and process.user == owner
+        if not is_labelled and not (is_of_owner and process.gpu_uuid in gpu_uuids):
+            continue
+        gpus.setdefault(process.container, set()).add(indices[process.gpu_uuid])
+        if is_labelled:
+            labelled.add(process.container)
+    return [
+        OutsideContainer(name, tuple(sorted(numbers)), name in labelled)
+        for name, numbers in sorted(gpus.items())
+    ]
+
 
 SHOWN_TAIL = 64 * 1024
 
@@ -131,7 +178,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "ends": ends_of(attempt) if attempt else None,
         "contact": contact(attempt) if line.is_open else "",
         "engine_task": engine_task(job, attempt),
-        "containers": containers.of_attempt(attempt) if attempt and line.is_open else [],
+        "containers": of_attempt(attempt) if attempt and line.is_open else [],
     }
 
 

@@ -9,7 +9,7 @@ from django.test import Client
 
 from monitor.facts.readings import OwnerSource, ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
-from scheduler.jobs.pages.containers import OutsideContainer, outside
+from scheduler.jobs.pages.detail import OutsideContainer, outside
 from tests import jobs_made
 from tests.builders import gpu_uuid, process, snapshot
 
