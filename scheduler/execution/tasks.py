@@ -264,6 +264,9 @@ class SchedulerPass:
         self._batches.step(now)
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
+        if any(attempt.job.worker_batch is not None for attempt in placed):
+            # Their items are there before they have loaded.
+            self._batches.step(now)
         if Action.YIELD in moves.values():
             keep_commits_synced(on=True)
             self._withdrawer.step(now)

@@ -28,7 +28,7 @@ from scheduler.submission.intake.policy.new_job import UnableToSubmit
 from scheduler.submission.intake.steps.checks import checked_all
 from scheduler.submission.scripts import rows as script_rows
 
-EVERY = timedelta(seconds=0.5)
+EVERY = timedelta(seconds=0.1)
 KIND = "JOB_STEP_FAILED"
 
 
@@ -42,13 +42,19 @@ class BatchStep:
         self._specs = specs
         self._isolation = ItemIsolation(host, "batches", guard)
         self._stepped_at: datetime | None = None
+        # Attempts of workers; None: no batch has any. Saves time only.
+        self._at_work: set[int] | None = None
 
     def step(self, now: datetime) -> int:
         """Returns the number of jobs that were made."""
-        if self._stepped_at is not None and timedelta() <= now - self._stepped_at < EVERY:
+        is_early = self._stepped_at is not None and timedelta() <= now - self._stepped_at < EVERY
+        if is_early and not self._has_moved():
             return 0
         self._stepped_at = now
-        batches = _due(rows.open_batches(), can_work=self._specs is not None)
+        open_batches = rows.open_batches()
+        has_workers = any(batch.workers for batch, _ in open_batches)
+        self._at_work = worker_rows.at_work(self._host) if has_workers else None
+        batches = _due(open_batches, can_work=self._specs is not None)
         if not batches:
             return 0
         with self._guard():
@@ -68,6 +74,10 @@ class BatchStep:
             KIND,
         )
         return sum(done.made for _, done in advances)
+
+    def _has_moved(self) -> bool:
+        """Whether a worker has started or ended: it waits for items, or its answers are final."""
+        return self._at_work is not None and worker_rows.at_work(self._host) != self._at_work
 
     def _advance(self, batch: Batch, now: datetime) -> Advance:
         current = rows.locked(batch)

@@ -230,6 +230,12 @@ def others_wait(batch: Batch, host: str) -> bool:
     return waiting.exclude(owner=batch.owner).exists()
 
 
+def at_work(host: str) -> set[int]:
+    """The open attempts of workers on this host."""
+    attempts = Attempt.objects.filter(host=host, ended_at=None, job__worker_batch__isnull=False)
+    return set(attempts.values_list("pk", flat=True))
+
+
 def moving(batches: Iterable[Batch]) -> set[int]:
     """The batches with a worker whose job does not just wait."""
     of = {int(key): batch.pk for batch in batches for key in batch.workers}

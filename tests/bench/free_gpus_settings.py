@@ -1,0 +1,8 @@
+"""gpucoord's own settings with a simulated server whose GPUs no program uses."""
+
+from __future__ import annotations
+
+from gpucoord_site.settings import *  # noqa: F403
+from monitor.gpus.sampling.probes.simulated import workloads
+
+workloads._PATTERN = ()
