@@ -19,10 +19,11 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         "name": "embed_768",
         "description": "Embeds each line of a text file with a local model.",
         "argv": ["{python}", "{programs}/embed.py", "{input}", "{output}", "--model={model}"],
+        "worker": ["{python}", "{programs}/serve.py", "{programs}/embed.py:Worker", "{model}"],
         "schema": _schema(
             ["input", "output"],
             input=_file("Text file, one text per line"),
-            output=_file("File for the vectors (JSON lines)"),
+            output=_file("File for the vectors (JSON lines); in a batch, a folder"),
             model={
                 "type": "string",
                 "title": "Model (name, folder or GGUF file)",
@@ -73,10 +74,15 @@ SHIPPED: tuple[dict[str, Any], ...] = (
     },
     {
         "name": "whisper_transcribe",
-        "description": "Transcribes a recording with the program whisper, which must be in PATH.",
+        "description": "Transcribes a recording with the program whisper, which must be in PATH."
+        " In a batch, with the package faster-whisper or openai-whisper if one is installed.",
         "argv": [
             *("whisper", "{input}", "--output_dir={output}", "--model={model}"),
             ["--language={language}"],
+        ],
+        "worker": [
+            *("{python}", "{programs}/serve.py", "{programs}/transcribe.py:Worker", "{model}"),
+            "{language}",
         ],
         "schema": _schema(
             ["input", "output"],

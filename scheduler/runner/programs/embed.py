@@ -2,8 +2,9 @@
 
 A model file that ends in .gguf is run by xllamacpp, any other model by sentence-transformers.
 It writes a JSON line `{"text": …, "vector": […]}` for each line, and the result to
-GPUCOORD_RESULT_FILE. With --url the lines are sent to a service with OpenAI's interface. Its key is
-read from a file that the job's account can read, so it is neither an argument nor a variable.
+GPUCOORD_RESULT_FILE. `Worker` loads the model once for the files of a batch.
+With --url the lines are sent to a service with OpenAI's interface. Its key is read from a file that
+the job's account can read, so it is neither an argument nor a variable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import secrets
 import sys
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ BATCH, TIMEOUT_S = 64, 60.0
 # The longest text in tokens; a model with a shorter context has its own limit.
 LONGEST_TEXT = 2048
 MISSING = (
-    "embed: the package {package} is not installed for {python}."
+    "the package {package} is not installed for {python}."
     " Install it there, or change the script in the admin to another Python."
 )
 
@@ -37,14 +38,13 @@ class Unusable(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
-        encode = _encoder(options)
-        lines = [line for line in options.input.read_text(encoding="utf-8").splitlines() if line]
+        if options.url:
+            encode = _service(options.url, options.model, options.key_file)
+        else:
+            encode = local_model(options.model)
+        lines = lines_of(options.input)
         report_progress(0, len(lines))
         dimensions = embed(encode, lines, options.output)
-    except ImportError as error:
-        package = (error.name or str(error)).replace("_", "-")
-        sys.stderr.write(MISSING.format(package=package, python=sys.executable) + "\n")
-        return 3
     except (Unusable, OSError, UnicodeDecodeError) as error:
         sys.stderr.write(f"embed: {error}\n")
         return 3
@@ -52,27 +52,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def lines_of(file: Path) -> list[str]:
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
 def embed(encode: Encode, lines: list[str], output: Path) -> int:
     """Write the vectors; returns their dimensions, 0 without lines."""
     dimensions = 0
+    for done, width in vectors(encode, lines, output):
+        dimensions = width
+        report_progress(done, len(lines))
+    return dimensions
+
+
+def vectors(encode: Encode, lines: list[str], output: Path) -> Iterator[tuple[int, int]]:
+    """Write the vectors; yields how many are written, and their dimensions."""
     with output.open("w", encoding="utf-8") as file:
         for begin in range(0, len(lines), BATCH):
             part = lines[begin : begin + BATCH]
             for text, vector in zip(part, encode(part), strict=True):
-                dimensions = len(vector)
                 file.write(json.dumps({"text": text, "vector": [float(x) for x in vector]}) + "\n")
-            report_progress(begin + len(part), len(lines))
-    return dimensions
+            yield begin + len(part), len(vector)
 
 
-def _encoder(options: argparse.Namespace) -> Encode:
-    if options.url:
-        return _service(options.url, options.model, options.key_file)
-    if options.model.endswith(".gguf"):
-        return _gguf(Path(options.model))
-    from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
+class Worker:
+    """Embeds the lines of each file of a batch into a file of the folder `output`."""
 
-    encode: Encode = SentenceTransformer(options.model).encode
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def load(self) -> None:
+        try:
+            self._encode = local_model(self._model)
+        except Unusable as error:
+            sys.exit(f"embed: {error}")
+
+    def run(self, item: str, args: dict[str, Any]) -> Generator[float, None, dict[str, Any]]:
+        folder, file = Path(args["output"]), Path(item)
+        folder.mkdir(parents=True, exist_ok=True)
+        output, lines, dimensions = folder / f"{file.name}.jsonl", lines_of(file), 0
+        for done, width in vectors(self._encode, lines, output):
+            dimensions = width
+            yield done / len(lines)
+        return {"lines": len(lines), "dimensions": dimensions, "output": str(output)}
+
+
+def local_model(model: str) -> Encode:
+    """Load the model. Raises Unusable, also if its package is not installed."""
+    try:
+        if model.endswith(".gguf"):
+            return _gguf(Path(model))
+        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
+    except ImportError as error:
+        package = (error.name or str(error)).replace("_", "-")
+        raise Unusable(MISSING.format(package=package, python=sys.executable)) from None
+    encode: Encode = SentenceTransformer(model).encode
     return encode
 
 

@@ -1,6 +1,7 @@
-"""Serves a Python object as a worker: `python serve.py MODULE:CLASS`.
+"""Serves a Python object as a worker: `python serve.py MODULE:CLASS [ARGUMENT ...]`.
 
-The object has `load()`, called once, and `run(item, args)`, which returns the output of an item.
+MODULE may also be the path of a file. The class gets the arguments. The object has `load()`, called
+once, and `run(item, args)`, which returns the output of an item.
 An exception fails the item. A generator may yield its progress, from 0 to 1, and return the output.
 The module is searched in the current folder first. Its prints go into the log.
 Standard library only.
@@ -25,10 +26,11 @@ class Worker(Protocol):
 
 
 def main(argv: list[str]) -> int:
-    module, _, name = argv[0].partition(":")
+    module, _, name = argv[0].rpartition(":")
+    file = Path(module).absolute() if module.endswith(".py") else None
     # Instead of the folder of this program, whose modules are not meant.
-    sys.path[0] = str(Path.cwd())
-    worker = getattr(importlib.import_module(module), name)()
+    sys.path[0] = str(file.parent if file else Path.cwd())
+    worker = getattr(importlib.import_module(file.stem if file else module), name)(*argv[1:])
     serve(worker, sys.stdin, _answers())
     return 0
 

@@ -106,7 +106,7 @@ def _due(batches: Sequence[tuple[Batch, BatchWork]], *, can_work: bool) -> list[
             if policy.is_due(work, gpus, hands_out=hands_out, has_room=has_room):
                 due.append(batch)
         elif can_work:
-            wants = hands_out and len(batch.workers) < workers.places(batch, _run(batch))
+            wants = hands_out and len(batch.workers) < workers.places(batch, _run(batch), gpus)
             has_open = bool(work.waiting or work.running)
             if batch.pk in moving or has_open or not work.has_queued or (wants and has_room()):
                 due.append(batch)

@@ -19,6 +19,7 @@ MOST_WITHOUT_GPU = 4
 # A batch fails after so many workers in a row that never took an item.
 MOST_FAILED_BOOTS = 3
 NO_WORKER = "Its workers ended {times} times before they were ready; see the log of job {job}."
+NEVER_LOADED = "Its workers ended before they were ready."
 CANCELLED = "Its worker was cancelled."
 DIED = "Its worker ended before it had answered."
 

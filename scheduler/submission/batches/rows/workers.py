@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from monitor.facts.input_rules import is_storable
 from monitor.journal.rows import audit
 from monitor.models import Claim
 from scheduler.facts.batches import (
@@ -25,6 +27,7 @@ from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import workers as policy
 
 TOO_LARGE = f"The result is larger than {LARGEST_ITEM_RESULT} bytes; let the worker write a file."
+UNSTORABLE = "Its error has characters that can't be stored."
 _S = WorkerState
 
 
@@ -77,6 +80,7 @@ def settle(
     """Store the answers to these items; returns how many items changed."""
     changed, decisions = [], []
     retries = int((batch.work or {}).get("retries", 0))
+    longest_s = max(0.0, (now - batch.created_at).total_seconds())
     for item, answer in answers:
         if answer is None:
             if item.status == ItemState.RUNNING.value:
@@ -103,7 +107,8 @@ def settle(
         batch,
         completed=sum(decision.status is ItemState.COMPLETE for decision in decisions),
         failed=sum(decision.status is ItemState.FAILED for decision in decisions),
-        work_s=sum(decision.took_s for decision in decisions),
+        # Times of the account are believed as far as they can be true.
+        work_s=sum(min(decision.took_s, longest_s) for decision in decisions),
         has_begun=bool(decisions),
         now=now,
     )
@@ -113,7 +118,8 @@ def settle(
 def _apply(item: BatchItem, decision: policy.Decision, attempt: Attempt | None) -> None:
     item.status = decision.status.value
     item.failures += decision.failed
-    item.error = decision.error[: rows.LONGEST_ERROR]
+    text = decision.error[: rows.LONGEST_ERROR]
+    item.error = text if is_storable(text) else UNSTORABLE
     if attempt is not None:
         item.job_id = attempt.job_id
         item.gpu_uuid = attempt.gpu_uuids[0] if attempt.gpu_uuids else ""
@@ -153,13 +159,15 @@ def follow(batch: Batch, workers: Crew, host: str) -> str:
     for key, state in list(batch.workers.items()):
         job, newest = workers.jobs.get(int(key)), workers.newest(int(key))
         if job is None or job.state == JobState.FINISHED.value:
-            if newest is None or newest.host == host:
-                del batch.workers[key]
-            if job is not None and job.outcome == Outcome.FAILED.value and state != _S.READY:
+            if newest is not None and newest.host != host:
+                continue
+            del batch.workers[key]
+            if state == _S.READY:
+                batch.failed_boots = 0
+            elif job is not None and job.outcome == Outcome.FAILED.value:
                 batch.failed_boots += 1
-                problem = job.problem or policy.NO_WORKER.format(
-                    times=batch.failed_boots, job=job.pk
-                )
+                text = policy.NO_WORKER.format(times=batch.failed_boots, job=job.pk)
+                problem = job.problem or text
         elif newest is None or newest.ended_at is not None:
             batch.workers[key] = _S.QUEUED.value
         elif state == _S.QUEUED and newest.host == host:
@@ -168,8 +176,19 @@ def follow(batch: Batch, workers: Crew, host: str) -> str:
     return problem
 
 
+def have_started(batch: Batch) -> bool:
+    """Whether a worker has a GPU now."""
+    return any(state != _S.QUEUED for state in batch.workers.values())
+
+
+def without_workers(workers: Crew, host: str) -> set[str]:
+    """Hosts whose items wait again: this one without workers, and those confirmed down."""
+    down = {attempt.host for attempt in workers.attempts.values() if attempt.abandoned}
+    return {each for each in {host, *down} if not workers.at_work(each)}
+
+
 def take_back(batch: Batch, host: str) -> int:
-    """Items that workers of this host have at hand wait again: no worker is left there."""
+    """The items that workers of this host had at hand wait again."""
     mine = batch.items.filter(status__in=OPEN_ITEMS, host=host)
     return mine.update(status=ItemState.QUEUED.value, host="", job=None)
 
@@ -245,7 +264,13 @@ def moving(batches: Iterable[Batch]) -> set[int]:
     return {of[number] for number in moved.values_list("pk", flat=True)}
 
 
+_FIGURES = ("completed", "failed", "work_s", "workers", "failed_boots", "started_at")
+
+
+def figures(batch: Batch) -> dict[str, Any]:
+    """The columns that a pass changes."""
+    return {name: deepcopy(getattr(batch, name)) for name in _FIGURES}
+
+
 def save(batch: Batch) -> None:
-    batch.save(
-        update_fields=["completed", "failed", "work_s", "workers", "failed_boots", "started_at"]
-    )
+    batch.save(update_fields=_FIGURES)

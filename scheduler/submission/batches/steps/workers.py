@@ -60,20 +60,21 @@ def advance(
     hands_out: bool,
 ) -> Advance:
     """One pass over a batch that the caller has locked. run: its exclusive mode."""
-    crew = worker_rows.crew(batch)
+    before, crew = worker_rows.figures(batch), worker_rows.crew(batch)
     at_work, files = crew.at_work(host), _files(batch, crew, host, specs)
     items = worker_rows.open_items(batch, host) if files is not None else []
     answers = [(item, files.answer(item.index, item.attempt)) for item in items if files]
     changed = worker_rows.settle(batch, answers, crew, now)
     problem = worker_rows.follow(batch, crew, host)
-    if not at_work:
-        changed += worker_rows.take_back(batch, host)
+    for left in worker_rows.without_workers(crew, host):
+        changed += worker_rows.take_back(batch, left)
     worker_rows.align(batch, crew, reserved(batch, run))
-    if not batch.workers and batch.failed_boots >= policy.MOST_FAILED_BOOTS:
-        worker_rows.give_up(batch, problem, now)
+    can_load = batch.failed_boots < policy.MOST_FAILED_BOOTS
+    if not can_load and not worker_rows.have_started(batch):
+        worker_rows.give_up(batch, problem or policy.NEVER_LOADED, now)
     pace = rows.open_pace(batch, MOST_WAITING)
     free = pace.queued + pace.waiting
-    made = _make(batch, run, free, free + pace.running, now) if hands_out else 0
+    made = _make(batch, run, free, free + pace.running, now) if hands_out and can_load else 0
     if not free:
         worker_rows.cancel_waiting(batch, now)
     feeds = batch.owner.is_active and (run is None or run.waits_for_batch is None)
@@ -81,7 +82,8 @@ def advance(
         wanted = policy.items_at_hand(len(at_work), pace.ended, pace.work_s)
         at_hand = sum(item.status == ItemState.ASSIGNED.value for item in items)
         changed += worker_rows.hand_out(batch, host, max(0, wanted - at_hand))
-    worker_rows.save(batch)
+    if worker_rows.figures(batch) != before:
+        worker_rows.save(batch)
     if not (free or pace.running or made):
         rows.finish(batch, now)
     if changed or made:
@@ -140,7 +142,8 @@ def _leaves(
 def _make(batch: Batch, run: ExclusiveRun | None, free: int, unfinished: int, now: datetime) -> int:
     """Queue jobs of workers; returns their number."""
     have, room = len(batch.workers), intake.room_in_queue(batch.owner)
-    count = policy.workers_to_make(have, free, unfinished, places(batch, run), room)
+    most = places(batch, run, Gpu.objects.count())
+    count = policy.workers_to_make(have, free, unfinished, most, room)
     if not count:
         return 0
     (item,) = batch.items.order_by("index").values_list("input", flat=True)[:1]
@@ -157,13 +160,13 @@ def _make(batch: Batch, run: ExclusiveRun | None, free: int, unfinished: int, no
     return count
 
 
-def places(batch: Batch, run: ExclusiveRun | None) -> int:
-    """The most workers that can run at a time."""
+def places(batch: Batch, run: ExclusiveRun | None, gpus: int) -> int:
+    """The most workers that can run at a time. gpus: of all hosts."""
     each = int(batch.work["gpus"]) if batch.work else 1
     if each == 0:
         return policy.MOST_WITHOUT_GPU
     own = len(run.gpu_uuids) if run is not None and run.step == ExclusiveStep.WORKING.value else 0
-    return max(1, (own or Gpu.objects.count()) // each)
+    return max(1, (own or gpus) // each)
 
 
 def worker_of(request: Mapping[str, Any], item: str, script: Script, now: datetime) -> NewJob:

@@ -76,6 +76,7 @@ def submitted(owner: User, count: int, **more: Any) -> Batch:
     body = {"script": "work", "items": [f"item {n}" for n in range(count)], **more}
     answer = client.post("/api/batches/", json.dumps(body), content_type="application/json")
     assert answer.status_code == 201, answer.content
+    Batch.objects.update(created_at=NOW - timedelta(seconds=30))
     return Batch.objects.get(pk=answer.json()["id"])
 
 
@@ -228,6 +229,61 @@ def test_three_workers_that_never_load_fail_the_batch_with_the_reason(
 
     assert reloaded(batch).state == "failed"
     assert f"see the log of job {worker.job_id}" in item(batch, 0)["error"]
+
+
+def test_workers_that_never_load_fail_a_batch_of_many_items(alice: User, box: Box) -> None:
+    batch = submitted(alice, 50)
+
+    for _ in range(3):
+        for worker in started(box, batch, 4):
+            jobs_made.end(Job.objects.get(pk=worker.job_id), "failed", exit_code=3)
+        box.step()
+
+    row = reloaded(batch)
+    assert (row.state, row.failed) == ("failed", 50)
+    assert not Job.objects.exclude(state="finished").exists()
+
+
+def test_a_worker_that_has_answered_allows_others_to_fail(alice: User, box: Box) -> None:
+    batch = submitted(alice, 50)
+    good, *bad = started(box, batch, 4)
+    box.write(box.listed()["items"][0], good, ended=101.0, output=1)
+    box.step()
+
+    for worker in bad:
+        jobs_made.end(Job.objects.get(pk=worker.job_id), "failed", exit_code=3)
+    box.step()
+    jobs_made.end(Job.objects.get(pk=good.job_id))
+    box.step()
+    box.step()
+
+    assert reloaded(batch).state == "running"
+    assert Job.objects.filter(worker_batch=batch.pk, state="queued").count() == 4
+
+
+def test_items_of_a_host_that_is_down_wait_again(alice: User, box: Box) -> None:
+    batch = submitted(alice, 9)
+    (worker,) = started(box, batch)
+    batch.items.filter(status="assigned").update(host="lost")
+    Attempt.objects.filter(pk=worker.pk).update(
+        host="lost", ended_at=NOW, outcome="lost", abandoned=True
+    )
+    Job.objects.filter(pk=worker.job_id).update(state="queued")
+
+    box.step()
+
+    assert set(batch.items.values_list("status", flat=True)) == {"queued"}
+
+
+def test_an_error_that_cannot_be_stored_is_replaced(alice: User, box: Box) -> None:
+    batch = submitted(alice, 9)
+    (worker,) = started(box, batch)
+
+    box.write(box.listed()["items"][0], worker, ended=1e308, error="a\0b")
+    box.step()
+
+    assert item(batch, 0)["error"] == "Its error has characters that can't be stored."
+    assert reloaded(batch).work_s < 60
 
 
 def test_a_gpu_is_booting_until_its_worker_takes_an_item(alice: User, box: Box) -> None:
