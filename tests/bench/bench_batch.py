@@ -67,6 +67,7 @@ def run(client: httpx.Client, script: str, items: int, seconds: float, only: int
         "script_args": {"seconds": seconds},
         "items": [f"item {number}" for number in range(items)],
         "gpu_mode": "shared",
+        "exclusive": True,
         "gpus": GPUS // only if only else 1,
     }
     answer = client.post("/api/batches/", json=body)

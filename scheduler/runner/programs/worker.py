@@ -48,7 +48,7 @@ class Program:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout  # noqa: S101, PT018 - they are pipes
-        self._input, self._output = self._process.stdin, self._process.stdout.fileno()
+        self._input, self._output = self._process.stdin, self._process.stdout
         self._received = b""
         self.has_ended = False
 
@@ -56,7 +56,7 @@ class Program:
         """Waits for output at most so long."""
         if self.has_ended or not select.select([self._output], [], [], max(0.0, timeout_s))[0]:
             return []
-        piece = os.read(self._output, 65_536)
+        piece = os.read(self._output.fileno(), 65_536)
         self.has_ended = not piece
         *lines, self._received = (self._received + piece).split(b"\n")
         if self.has_ended or len(self._received) > LONGEST_LINE:
@@ -84,7 +84,7 @@ class Program:
             self.signal(number)
         code = self._process.wait()
         self.signal(signal.SIGKILL)
-        os.close(self._output)
+        self._output.close()
         return code if code >= 0 else 128 - code
 
 
@@ -114,6 +114,8 @@ class Feeder:
         self._current: Current | None = None
         # Items whose answers are not stored yet, and the number of all answers.
         self._answered: set[str] = set()
+        # Those of them that failed: they may be tried again, by this worker.
+        self._failed: set[str] = set()
         self._count = 0
         self._told_at = 0.0
         self.is_stopping = False
@@ -164,6 +166,7 @@ class Feeder:
             return
         self._list = body
         listed = {f"{index}.{number}" for index, number, _ in body["items"]}
+        self._failed &= listed
         for name in self._answered - listed:
             self._answered.discard(name)
             with suppress(OSError):
@@ -211,6 +214,8 @@ class Feeder:
             body = {"error": str(body["error"])[:LONGEST_ERROR]}
         self._write(self._current, {"ended": time.time(), **body})
         self._answered.add(self._current.name)
+        if "error" in body:
+            self._failed.add(self._current.name)
         self._count += 1
         self._current = None
         self._report()
@@ -259,8 +264,9 @@ class Feeder:
             return self._leave_code()
         if self._job in self._list.get("leave", ()):
             return 0
-        is_over = self._list.get("is_over") and not any(map(self._is_free, self._list["items"]))
-        return 0 if is_over else None
+        if self._failed or not self._list.get("is_over"):
+            return None
+        return None if any(map(self._is_free, self._list["items"])) else 0
 
     def _is_free(self, item: tuple[int, int, str]) -> bool:
         index, number, _ = item

@@ -317,7 +317,7 @@ def _fitted_all(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[NewJo
     for new in within_quota:
         key = (sizing_facts.fingerprint(owner.pk, new.executed), new.requirement)
         if key not in learned:
-            learned[key] = sizing.sized(new, owner, _suitable_gpus)
+            learned[key] = sizing.sized(new, owner, suitable_gpus)
         like = learned[key]
         reasons.append(
             replace(new, requirement=like.requirement, memory_is_learned=like.memory_is_learned)
@@ -345,10 +345,10 @@ def _lowered(new: NewJob, quota: Quota) -> NewJob:
 
 def memory_suggestion(new: NewJob, owner: User) -> MemorySuggestion | None:
     """The GPU memory that earlier runs of this command needed; None = too few are known."""
-    return sizing.suggestion(new, owner, _suitable_gpus)
+    return sizing.suggestion(new, owner, suitable_gpus)
 
 
-def _suitable_gpus(requirement: Requirement) -> list[GpuReading]:
+def suitable_gpus(requirement: Requirement) -> list[GpuReading]:
     """The GPUs of all hosts that could take the request."""
     return [
         gpu

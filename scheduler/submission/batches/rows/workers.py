@@ -27,6 +27,7 @@ from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import workers as policy
 
 TOO_LARGE = f"The result is larger than {LARGEST_ITEM_RESULT} bytes; let the worker write a file."
+FINISHED = JobState.FINISHED.value
 UNSTORABLE = "Its error has characters that can't be stored."
 _S = WorkerState
 
@@ -44,6 +45,13 @@ class Crew:
             key=lambda attempt: attempt.number,
             default=None,
         )
+
+    @property
+    def gpus(self) -> set[str]:
+        """The GPUs that they have, or wait for."""
+        at_work = (attempt for attempt in self.attempts.values() if attempt.ended_at is None)
+        taken = {uuid for attempt in at_work for uuid in attempt.gpu_uuids}
+        return taken | {job.gpu_uuid for job in self.jobs.values() if job.state != FINISHED}
 
     def on(self, host: str) -> list[Attempt]:
         """Attempts of this host, the newest first."""

@@ -74,7 +74,9 @@ def advance(
         worker_rows.give_up(batch, problem or policy.NEVER_LOADED, now)
     pace = rows.open_pace(batch, MOST_WAITING)
     free = pace.queued + pace.waiting
-    made = _make(batch, run, free, free + pace.running, now) if hands_out and can_load else 0
+    made = 0
+    if hands_out and can_load:
+        made = _make(batch, crew, run, free, free + pace.running, now)
     if not free:
         worker_rows.cancel_waiting(batch, now)
     feeds = batch.owner.is_active and (run is None or run.waits_for_batch is None)
@@ -139,7 +141,9 @@ def _leaves(
     return is_over and worker_rows.others_wait(batch, host)
 
 
-def _make(batch: Batch, run: ExclusiveRun | None, free: int, unfinished: int, now: datetime) -> int:
+def _make(
+    batch: Batch, crew: Crew, run: ExclusiveRun | None, free: int, unfinished: int, now: datetime
+) -> int:
     """Queue jobs of workers; returns their number."""
     have, room = len(batch.workers), intake.room_in_queue(batch.owner)
     most = places(batch, run, Gpu.objects.count())
@@ -150,14 +154,46 @@ def _make(batch: Batch, run: ExclusiveRun | None, free: int, unfinished: int, no
     try:
         new = worker_of(batch.request, item, script_rows.named(batch.script), now)
         job = for_all_items(new, batch, reserved(batch, run))
-        fitted = intake.fitted_all([job] * count, batch.owner)
+        fitted = _apart(intake.fitted_all([job] * count, batch.owner), crew, run, unfinished)
     except (UnableToSubmit, ValueError) as error:
         if not have:
             worker_rows.give_up(batch, str(error), now)
         return 0
     worker_rows.add(batch, fitted, now)
-    wake("scheduler")
-    return count
+    if fitted:
+        wake("scheduler")
+    return len(fitted)
+
+
+def _apart(
+    new: Sequence[NewJob], crew: Crew, run: ExclusiveRun | None, unfinished: int
+) -> list[NewJob]:
+    """Workers that share GPUs with other jobs, each on a GPU of its own.
+
+    The planner would put them on as few GPUs as possible. If there are fewer items than GPUs, that
+    is left to it.
+    """
+    requirement = new[0].requirement
+    if not requirement.shares or requirement.gpus > 1:
+        return list(new)
+    if requirement.gpu_uuid:
+        return list(new[: 0 if crew.jobs else 1])
+    suitable = [gpu.uuid for gpu in intake.suitable_gpus(requirement)]
+    if own := _own_gpus(run):
+        suitable = [uuid for uuid in suitable if uuid in own]
+    if unfinished < len(suitable) or not suitable:
+        return list(new)
+    free = [uuid for uuid in suitable if uuid not in crew.gpus]
+    return [
+        replace(job, requirement=replace(requirement, gpu_uuid=uuid))
+        for job, uuid in zip(new, free, strict=False)
+    ]
+
+
+def _own_gpus(run: ExclusiveRun | None) -> list[str]:
+    """The GPUs that the batch has for itself now."""
+    is_working = run is not None and run.step == ExclusiveStep.WORKING.value
+    return list(run.gpu_uuids) if run is not None and is_working else []
 
 
 def places(batch: Batch, run: ExclusiveRun | None, gpus: int) -> int:
@@ -165,8 +201,7 @@ def places(batch: Batch, run: ExclusiveRun | None, gpus: int) -> int:
     each = int(batch.work["gpus"]) if batch.work else 1
     if each == 0:
         return policy.MOST_WITHOUT_GPU
-    own = len(run.gpu_uuids) if run is not None and run.step == ExclusiveStep.WORKING.value else 0
-    return max(1, (own or gpus) // each)
+    return max(1, (len(_own_gpus(run)) or gpus) // each)
 
 
 def worker_of(request: Mapping[str, Any], item: str, script: Script, now: datetime) -> NewJob:

@@ -14,9 +14,11 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Claim, Event, Gpu
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.batches import Answer, ItemState
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches.policy import workers as policy
@@ -24,7 +26,7 @@ from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import BatchStep
 from scheduler.submission.batches.steps import folders
 from tests import jobs_made
-from tests.builders import NOW, gpu_uuid
+from tests.builders import NOW, gpu_uuid, snapshot
 
 SCHEMA = {"properties": {"file": {"type": "string"}, "size": {"type": "integer", "default": 3}}}
 
@@ -118,6 +120,19 @@ def test_a_batch_has_one_worker_for_each_gpu_and_no_more_than_items(alice: User,
         "process",
         True,
     )
+
+
+def test_workers_that_share_gpus_are_on_a_gpu_each(alice: User, box: Box) -> None:
+    monitor_store.record(snapshot(4))
+    batch = submitted(alice, 50, gpu_memory="1GiB")
+
+    box.step()
+
+    jobs = Job.objects.filter(worker_batch=batch.pk).order_by("pk")
+    assert [job.gpu_uuid for job in jobs] == [gpu_uuid(n) for n in range(4)]
+    changes.cancel(jobs.filter(gpu_uuid=gpu_uuid(2)), "alice", NOW)
+    box.step()
+    assert jobs.get(state="queued", gpu_uuid=gpu_uuid(2))
 
 
 def test_workers_get_the_arguments_and_the_limit_of_each_item(alice: User, box: Box) -> None:
