@@ -44,7 +44,12 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+        """Only values of former policies can be deleted; a policy is reset in its form."""
+        is_former = obj is not None and obj.pk not in thresholds.registered()
+        return is_former and super().has_delete_permission(request, obj)
+
+    def delete_model(self, request: HttpRequest, obj: PolicyValues) -> None:
+        thresholds.forget(obj.pk, by=request.user.get_username(), now=timezone.now())
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """All policies, and which of them differ from the defaults."""
@@ -61,7 +66,10 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             }
             for name in thresholds.registered()
         ]
-        context = self._context(request, "Thresholds") | {"listed": listed}
+        context = self._context(request, "Thresholds") | {
+            "listed": listed,
+            "former": thresholds.former_policies(),
+        }
         return TemplateResponse(request, "admin/policies.html", context)
 
     def change_view(

@@ -149,6 +149,27 @@ def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> b
     return True
 
 
+def former_policies() -> list[str]:
+    """The names of stored policies that are none any more. Their values have no effect."""
+    return sorted(row.name for row in _changed() if row.name not in _registered)
+
+
+def forget(name: str, *, by: str, now: datetime) -> None:
+    """Delete the stored values of a former policy."""
+    with transaction.atomic():
+        before = changes(name)
+        PolicyValues.objects.filter(pk=name).delete()
+        audit.note(
+            "POLICY_CHANGED",
+            f"{by} deleted the values of the former policy {name}",
+            by=by,
+            now=now,
+            subject=subject(name),
+            before=before,
+            after={},
+        )
+
+
 def retired_values() -> list[str]:
     """A sentence for each source that still sets former thresholds, which has no effect."""
     changed = {row.name: row.values for row in _changed()}

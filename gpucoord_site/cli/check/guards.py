@@ -39,7 +39,11 @@ def retired_thresholds(config: Config) -> Iterator[Finding]:
     if sentences is None:
         sentences = [former.sentence(in_settings, former.IN_SETTINGS)] if in_settings else []
     for text in sentences:
-        yield warn("thresholds", text, "remove it; docs/reference/thresholds.md lists all")
+        yield warn(
+            "thresholds",
+            text,
+            "remove it there; in the admin, save its policy under Thresholds or delete its values",
+        )
 
 
 def problems(config: Config, policy: DiskPolicy) -> Iterator[str]:

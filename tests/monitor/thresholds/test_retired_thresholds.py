@@ -97,6 +97,26 @@ def test_a_change_of_the_policy_removes_them_and_the_audit_says_so() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("data")
+def test_operators_can_delete_the_values_of_a_former_policy_and_of_no_other(
+    root: User, as_user: Callable[[User], Client]
+) -> None:
+    PolicyValues.objects.create(name="cooling", values={"wait_s": 9.0})
+    PolicyValues.objects.create(name="hogs", values={"sustained_pct": 90.0})
+    browser = as_user(root)
+    page = "/admin/monitor/policyvalues/"
+
+    assert f"{page}cooling/delete/" in browser.get(page).content.decode()
+    assert browser.get(f"{page}cooling/delete/").status_code == 200
+    assert browser.post(f"{page}cooling/delete/", {"post": "yes"}).status_code == 302
+    assert browser.post(f"{page}hogs/delete/", {"post": "yes"}).status_code == 403
+
+    assert list(PolicyValues.objects.values_list("name", flat=True)) == ["hogs"]
+    entry = audit.about("policy cooling")[0]
+    assert (entry.by, entry.before) == ("root", {"wait_s": 9.0})
+
+
+@pytest.mark.django_db
 @pytest.mark.usefixtures("former_in_the_file", "data")
 def test_operators_see_them_on_the_page_of_rules(
     root: User, alice: User, as_user: Callable[[User], Client]
