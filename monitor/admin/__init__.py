@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monitor.admin import channels, hosts, os_accounts, policies, records, tokens
+from monitor.admin import accounts, channels, hosts, policies, records
 
-__all__ = ["channels", "hosts", "os_accounts", "policies", "records", "tokens"]
+__all__ = ["accounts", "channels", "hosts", "policies", "records"]

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler.admin import (
-    definitions,
-    hosts,
-    idle_work,
-    jobs,
-    model_services,
-    quotas,
-    records,
-    windows,
-)
+from scheduler.admin import definitions, idle_work, jobs, model_services, quotas, records, windows
 
 __all__ = [
     "definitions",
-    "hosts",
     "idle_work",
     "jobs",
     "model_services",
