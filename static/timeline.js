@@ -4,7 +4,7 @@
   const app = window.gpucoord;
   const BACK_S = 24 * 3600, AHEAD_S = 6 * 3600, SHORTEST_S = 60;
   const STEPS = [10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600, 604800];
-  const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, LETTER_PX = 6.5, HATCH_PX = 8;
+  const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, LEAST_MARK_PX = 18, LETTER_PX = 6.5;
   const POINTER_PX = 14, EDGE_PX = 8, STEPS_SHOWN = 3600;
   // The chosen stretch in epoch seconds; null: everything, moving along with the time.
   let chosen = null;
@@ -48,10 +48,10 @@
       for (const label of plot.parentElement.querySelectorAll(".tl-label")) {
         const { from, to } = label.dataset;
         const begin = x(Number(from)), end = x(to === "now" ? now : Number(to));
-        const room = ((end - begin) * width) / 100, isOff = room < scale * LEAST_LABEL_PX;
+        const room = ((end - begin) * width) / 100, isOff = room < scale * LEAST_MARK_PX;
         if (label.classList.contains("off") !== isOff) label.classList.toggle("off", isOff);
         if (isOff) continue;
-        shorten(label, Math.floor((room - 6) / (scale * LETTER_PX)));
+        shorten(label, room < scale * LEAST_LABEL_PX ? 0 : Math.floor((room - 6) / (scale * LETTER_PX)));
         write(label, "x", `${begin.toFixed(2)}%`);
         write(label, "width", `${(end - begin).toFixed(2)}%`);
       }
@@ -68,22 +68,25 @@
     if (element.getAttribute(name) !== value) element.setAttribute(name, value);
   }
 
-  // A name that does not fit ends with an ellipsis.
+  // A name that does not fit ends with an ellipsis. Without letters, the owner's mark stands there.
   function shorten(label, letters) {
     const text = label.firstElementChild;
     label.dataset.name ??= text.textContent;
     const name = label.dataset.name;
-    const shown = name.length <= letters ? name : `${name.slice(0, Math.max(1, letters - 1)).trimEnd()}…`;
+    const shown = !letters ? label.dataset.mark : name.length <= letters ? name : `${name.slice(0, Math.max(1, letters - 1)).trimEnd()}…`;
     if (text.textContent !== shown) text.textContent = shown;
   }
 
-  // The hatching keeps its size on the screen.
+  // Hatching and patterns keep their size on the screen.
   function drawHatch() {
-    const plot = box().querySelector(".tl-plot"), hatch = document.getElementById("tl-hatch");
+    const plot = box().querySelector(".tl-plot");
     const { since, until } = span();
     if (!plot || !plot.clientWidth) return;
-    write(hatch, "width", ((HATCH_PX * (until - since)) / plot.clientWidth).toFixed(1));
-    write(hatch, "height", ((HATCH_PX * 100) / plot.clientHeight).toFixed(1));
+    for (const hatch of box().querySelectorAll(".tl-defs pattern")) {
+      const px = Number(hatch.dataset.px);
+      write(hatch, "width", ((px * (until - since)) / plot.clientWidth).toFixed(1));
+      write(hatch, "height", ((px * 100) / plot.clientHeight).toFixed(1));
+    }
   }
 
   function svg(name, attributes, text = "") {

@@ -23,11 +23,11 @@ from monitor.facts.accounts import submitter
 from monitor.incidents.pages import evidence
 from monitor.models import Channel, Incident, Message, Pattern
 from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
 from monitor.usage.rows.sums import UsageTotals
 
 register = template.Library()
-USER_COLOURS, USER_SHAPES = 7, 3
 WHY_UNKNOWN = "Unknown: not reported"
 WHY_NO_OWNER = "Owner unknown: the process may run in a container or have ended."
 WHY_NEVER_MEASURED = "Unknown: never measured"
@@ -144,11 +144,8 @@ def severity_shape(severity: str) -> str:
 
 @register.filter
 def user_colour(user: str | None) -> str:
-    """The classes of a user's colour and shape: the same on every page."""
-    if not user:
-        return "u-none"
-    number = formats.user_number(user)
-    return f"u{number % USER_COLOURS} s{(number >> 20) % USER_SHAPES}"
+    """The classes of a user's colour or pattern: the same on every page."""
+    return look_of(user).css if user else "u-none"
 
 
 @register.filter

@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString, mark_safe
 from monitor.facts.formats import UNKNOWN, duration, shortest_size, sig3
 from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.models import Gpu
+from monitor.owners.looks.rows import look_of
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
 from scheduler.jobs.timeline.charts import Span
@@ -164,13 +165,14 @@ def timeline_bar(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
     y, height = round(100 * lane / lanes + 2, 1), round(100 / lanes - 4, 1)
     shapes = "".join(_shapes(bar, span, f'y="{y}" height="{height}"'))
     return format_html(
-        '<a class="tl-link {}{} {}" href="{}" tabindex="-1" aria-label="{}" data-begin="{}"'
-        ' data-end="{}">{}</a>',
+        '<a class="tl-link {}{} {}" href="{}" tabindex="-1" aria-label="{}" data-owner="{}"'
+        ' data-begin="{}" data-end="{}">{}</a>',
         bar.kind.value,
         " dense" if bar.count > 1 else "",
         user_colour(bar.owner),
         _address(bar),
         bar_words(bar),
+        bar.owner or "",
         bar.begin,
         bar.end or bar.expected_end or "",
         mark_safe(shapes),  # noqa: S308 - numbers only
@@ -178,32 +180,34 @@ def timeline_bar(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
 
 
 def _shapes(bar: Bar, span: Span, place: str) -> Iterator[str]:
-    """The rectangles of a bar. The browser moves those that begin or end now."""
+    """The rectangles of a bar, with the pattern of its owner. The browser moves those of now."""
     begin, now, after = bar.begin - span.base, span.now - span.base, bar.expected_end
     if bar.kind == BarKind.EXPECTED:
         end = (after or span.until) - span.base
         yield f'<rect class="rest" x="{begin}" width="{max(1, end - begin)}" {place}/>'
         return
-    if bar.end is not None:
-        yield f'<rect class="body" x="{begin}" width="{max(1, bar.end - bar.begin)}" {place}/>'
-    else:
-        width = max(1, now - begin)
-        yield f'<rect class="body" x="{begin}" width="{width}" {place} data-to="now"/>'
-        if after:
-            end = after - span.base
-            width = max(1, end - now)
-            yield f'<rect class="rest" x="{now}" width="{width}" {place} data-until="{end}"/>'
+    is_neutral = bar.owner is not None and look_of(bar.owner).colour is None
+    for css in ("body", "pattern") if is_neutral else ("body",):
+        if bar.end is not None:
+            yield f'<rect class="{css}" x="{begin}" width="{max(1, bar.end - bar.begin)}" {place}/>'
+        else:
+            width = max(1, now - begin)
+            yield f'<rect class="{css}" x="{begin}" width="{width}" {place} data-to="now"/>'
+    if bar.end is None and after:
+        end = after - span.base
+        width = max(1, end - now)
+        yield f'<rect class="rest" x="{now}" width="{width}" {place} data-until="{end}"/>'
     for since, until in bar.idle:
         yield f'<rect class="idle" x="{since - span.base}" width="{until - since}" {place}/>'
 
 
 @register.simple_tag
 def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
-    """The name on a bar, cut off at its end."""
+    """The owner's name on a bar, and that of the job; their mark where there is no room."""
     end = bar.end or (bar.expected_end if bar.kind == BarKind.EXPECTED else span.now)
     return format_html(
         '<svg class="tl-label {} {}" x="{}%" y="{}%" width="{}%" height="{}%" data-from="{}"'
-        ' data-to="{}"><text x="4" y="50%">{}</text></svg>',
+        ' data-to="{}" data-mark="{}"><text x="4" y="50%">{}</text></svg>',
         bar.kind.value,
         user_colour(bar.owner),
         span.x(bar.begin),
@@ -212,7 +216,8 @@ def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
         round(100 / lanes, 1),
         bar.begin,
         end if bar.end or bar.kind == BarKind.EXPECTED else "now",
-        bar.label,
+        look_of(bar.owner).mark if bar.owner else "?",
+        bar.label if bar.job is None and bar.count == 1 else f"{bar.submitter} · {bar.label}",
     )
 
 

@@ -226,3 +226,42 @@ def test_bars_have_names_where_they_are_12_pixels_high(many: bool, open_page: Op
     )
 
     assert all(is_shown == (height >= 12) for height, is_shown in rows)
+
+
+def test_the_owner_at_the_pointer_is_lit_up_everywhere(open_page: Open) -> None:
+    page = open_page("/")
+    owner = page.locator(".b-owners .owner").first
+    owner.hover()
+    name = owner.inner_text()
+    expect(page.locator("body")).to_have_class(re.compile("is-lighting"))
+    lit = page.evaluate(
+        """() => [...document.querySelectorAll(".is-lit")]
+          .map((part) => part.dataset.owner ?? part.textContent.trim())"""
+    )
+
+    assert len(lit) >= 2
+    assert set(lit) == {name}
+    page.mouse.move(1, 1)
+    expect(page.locator(".is-lit")).to_have_count(0)
+
+
+def test_a_narrow_bar_has_the_mark_of_its_owner(open_page: Open) -> None:
+    page = open_page("/timeline/")
+    shown = page.evaluate(
+        """() => {
+          const label = document.querySelector(".tl-label"), now = Date.now() / 1000;
+          const plot = label.closest(".tl-row").querySelector(".tl-plot");
+          label.dataset.from = now - 36000;
+          const s = 30 * 3600 / plot.clientWidth;
+          const told = [10, 22, 400].map((px) => {
+            label.dataset.to = now - 36000 + px * s;
+            window.dispatchEvent(new Event("resize"));
+            return label.checkVisibility() ? label.textContent : "";
+          });
+          return [...told, label.dataset.mark];
+        }"""
+    )
+
+    none, mark, name, own = shown
+    assert (none, mark) == ("", own)
+    assert len(name) > len(mark)

@@ -85,6 +85,7 @@ def test_only_the_row_of_a_changed_gpu_is_sent_again(
     alice: User, seen: Callable[..., Snapshot]
 ) -> None:
     seen(3)
+    jobs_made.running(alice, on=(0,))
     renderer = Renderer()
     first = renderer.whole((), [TOPIC], LATER)
     jobs_made.running(alice, on=(2,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -16,6 +16,7 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import NONE, Badges
+from monitor.owners.looks.policy import Look
 from monitor.pages.live import board, cards, headline, host_strips
 from monitor.pages.live.cards import Card, ProcessRow
 from monitor.pages.live.frames import CHILDREN, Board, Column, Frame, Part
@@ -82,7 +83,7 @@ class RowLayer:
     """A region whose children stand in the rows of the board, by GPU. target "": there is none."""
 
     target: str = ""
-    template: str = ""
+    templates: tuple[str, ...] = ()
     version: object = None
     context: dict[str, Any] = field(default_factory=dict)
     children: dict[str, Part] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class Renderer:
         self._head: list[Part] = []
         self._regions: list[Part] = []
         self._layer = RowLayer()
+        self._looks: Mapping[str, Look] = {}
 
     def whole(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
         """The next frame with freshly loaded regions."""
@@ -130,6 +132,12 @@ class Renderer:
             self._regions = self._load((r for r in regions() if _is_shown(r, topics)), now)
             self._bookings = self._load_bookings()
         return before != self._shown_elsewhere
+
+    def _take_looks(self, given: Mapping[str, Look]) -> None:
+        """Parts with other looks of their owners are rendered anew."""
+        if given != self._looks:
+            self._looks = given
+            self._parts.clear()
 
     @property
     def _shown_elsewhere(self) -> tuple[object, ...]:
@@ -206,7 +214,7 @@ class Renderer:
             "problems": problems,
             "empty": not shown,
             "waiting": not snapshots,
-            "layer": self._layer.template,
+            "layers": self._layer.templates,
         }
         order = [child.target for child in children]
         facts = (order, context, self._layer.version)
@@ -237,6 +245,7 @@ class Renderer:
         try:
             context = region.load(now)
             version = region.version(context)
+            self._take_looks(context.get("looks", self._looks))
             self._badges = context.get("badges", self._badges)
             self._waiting = context.get("waiting_jobs", self._waiting)
             self._startable = context.get("startable_jobs", self._startable)
@@ -244,9 +253,9 @@ class Renderer:
             template = region.template if region.in_head else "monitor/_region.html"
             entries = region.children(context)
             children = tuple(self._child(child, now) for child in entries)
-            if region.row_layer:
+            if region.row_layers:
                 in_rows = {e.gpu_uuid: c for e, c in zip(entries, children, strict=True)}
-                target, layer = region.element_id, region.row_layer
+                target, layer = region.element_id, region.row_layers
                 self._layer = RowLayer(target, layer, version, context, in_rows)
             whole = self._part(
                 region.element_id, version, template, {**context, "children": CHILDREN}

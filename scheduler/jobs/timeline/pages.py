@@ -13,6 +13,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from monitor.owners.looks import rows as looks
 from monitor.pages.live.regions import Child, Context, Region
 from monitor.runtime.facts import TimedCache
 from scheduler.dispatch.steps import preview
@@ -153,7 +154,14 @@ def load(now: datetime) -> Context:
 def context(shown: Timeline, now: datetime) -> Context:
     """Template variables. The rows are rendered one by one."""
     span = charts.span(int(now.timestamp()))
-    return {"timeline": shown, "span": span, "ticks": _ticks(span, now)}
+    bars = (bar for row in shown.rows for bar, _ in row.bars)
+    return {
+        "timeline": shown,
+        "span": span,
+        "ticks": _ticks(span, now),
+        "legend": sorted({bar.owner for bar in bars if bar.owner}),
+        "looks": looks.refresh(now),
+    }
 
 
 def _ticks(span: Span, now: datetime) -> Any:
@@ -164,7 +172,7 @@ def _ticks(span: Span, now: datetime) -> Any:
 def version(loaded: Context) -> object:
     """Content of the frame around the rows; times in it belong to the browser."""
     shown = loaded["timeline"]
-    return [row.gpu for row in shown.rows], shown.several
+    return [row.gpu for row in shown.rows], shown.several, loaded["legend"]
 
 
 def children(loaded: Mapping[str, Any]) -> list[Child]:
@@ -188,7 +196,7 @@ REGION = Region(
     "scheduler/_timeline.html",
     load,
     version,
-    row_layer="scheduler/_timeline_back.html",
+    row_layers=("scheduler/_timeline_back.html", "scheduler/_timeline_keys.html"),
     children=children,
 )
 

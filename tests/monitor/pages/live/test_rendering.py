@@ -11,6 +11,7 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.incidents.facts import Badge, Badges
+from monitor.owners.looks.policy import Look
 from monitor.pages.live import regions, rendering
 from monitor.pages.live.frames import Frame
 from monitor.pages.live.regions import Child, Region
@@ -119,7 +120,7 @@ def timeline_of(label: str) -> Region:
         "monitor/_events.html",
         lambda now: {"events": []},
         children=children,
-        row_layer="monitor/_no_enter.html",
+        row_layers=("monitor/_no_enter.html", "monitor/_no_enter.html"),
     )
 
 
@@ -313,3 +314,18 @@ def test_a_region_may_bring_the_badges_of_cards(renderer: Renderer) -> None:
     content = message(frame(renderer, snapshot(1)))["content"]
 
     assert "/incidents/7/" in content
+
+
+def test_parts_are_rendered_anew_with_other_looks_of_owners(renderer: Renderer) -> None:
+    def with_looks(given: dict[str, Look]) -> None:
+        context = {"events": [], "looks": given}
+        regions.register(Region("looks", "monitor/_events.html", lambda now: context))
+
+    with_looks({"alice": Look("al", colour=1)})
+    first = frame(renderer, snapshot(1))
+    same = frame(renderer, snapshot(1))
+    with_looks({"alice": Look("al", pattern=3)})
+    other = frame(renderer, snapshot(1))
+
+    assert "content" not in message(same, since=first.n)
+    assert f'id="gpu-{gpu_uuid(0)}"' in message(other, since=same.n)["content"]
