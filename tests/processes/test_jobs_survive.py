@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from scheduler.runner import process_tree
 from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, children, lives, token, wait_until
+from tests.scheduler.submission.batches import worker_program
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -204,3 +206,29 @@ def test_a_batch_in_exclusive_mode_goes_on_after_each_death_of_gpucoord(service:
     ).json()
     assert (batch["state"], batch["completed"]) == ("complete", len(items))
     assert sorted(marks.read_text().split()) == items
+
+
+def test_workers_of_a_batch_go_on_while_gpucoord_is_dead(service: Service) -> None:
+    """They outlive all of it, so each item is answered once, by the workers that were there."""
+    marks = service.data / "marks"
+    headers = {"authorization": f"Bearer {token(service)}"}
+    with httpx.Client(base_url=service.address, headers=headers, timeout=LONGEST_S) as client:
+        program = [sys.executable, worker_program.__file__, str(marks)]
+        script = {"name": "work", "worker": program, "gpu": "no"}
+        client.post("api/scripts/", json=script).raise_for_status()
+        body = {"script": "work", "items": ["0.5"] * 24}
+        batch = client.post("api/batches/", json=body).json()["id"]
+    wait_until(lambda: marks.exists() and "0 0.5" in marks.read_text(), 30, "the first item")
+
+    _kill_gpucoord(service)
+    service.start()
+
+    def ended() -> Any:
+        path = f"{service.address}api/batches/{batch}/"
+        row = httpx.get(path, headers=headers, timeout=LONGEST_S).json()
+        return row if row["state"] != "running" else None
+
+    row = wait_until(ended, 60, "the end of the batch")
+    assert (row["state"], row["completed"]) == ("complete", 24)
+    lines = Counter(line for line in marks.read_text().splitlines() if line != "loaded")
+    assert lines == {f"{index} 0.5": 1 for index in range(24)}

@@ -112,6 +112,8 @@ class Feeder:
         self._read: tuple[int, int] | None = None
         self._is_ready = False
         self._current: Current | None = None
+        # Items of the list that a worker is known to have taken.
+        self._taken: set[str] = set()
         # Items whose answers are not stored yet, and the number of all answers.
         self._answered: set[str] = set()
         # Those of them that failed: they may be tried again, by this worker.
@@ -167,6 +169,7 @@ class Feeder:
         self._list = body
         listed = {f"{index}.{number}" for index, number, _ in body["items"]}
         self._failed &= listed
+        self._taken &= listed
         for name in self._answered - listed:
             self._answered.discard(name)
             with suppress(OSError):
@@ -270,7 +273,10 @@ class Feeder:
 
     def _is_free(self, item: tuple[int, int, str]) -> bool:
         index, number, _ = item
-        return not (self._folder / f"{index}.{number}").exists()
+        name = f"{index}.{number}"
+        if name not in self._taken and (self._folder / name).exists():
+            self._taken.add(name)
+        return name not in self._taken
 
     def _is_asked_to_yield(self) -> bool:
         return bool(self._yield_file) and Path(self._yield_file).exists()

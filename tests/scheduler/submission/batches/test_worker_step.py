@@ -420,3 +420,18 @@ def test_an_item_that_was_returned_is_no_failure() -> None:
     decision = policy.decide(Answer(job=1, attempt=1, ended=5.0, returned=True), "preempted", 0, 0)
 
     assert (decision.status, decision.failed) == (ItemState.QUEUED, False)
+
+
+def test_pages_and_rest_name_the_jobs_of_the_workers(alice: User, box: Box) -> None:
+    batch = submitted(alice, 9)
+    (worker,) = started(box, batch)
+    client = Client()
+    client.force_login(alice)
+
+    page = client.get(f"/batches/{batch.pk}/").content.decode()
+    scripts = client.get("/scripts/").content.decode()
+    body = client.get(f"/api/batches/{batch.pk}/").json()
+
+    assert f'/jobs/{worker.job_id}/">{worker.job_id}</a>' in page
+    assert "batches</a> only" in scripts
+    assert worker.job_id in body["workers"]

@@ -259,7 +259,8 @@ def check_each_result_once(batch: Batch, marks: Path, killed: Counter[str]) -> N
     assert len(begun) == len(items)
     repeated = begun.total() - len(items)
     assert repeated <= sum(item.attempt - 1 for item in items)
-    assert repeated <= killed["both"] + killed["worker"] + killed["program"]
+    # A second kill of a runner meets the guardian that has replaced it.
+    assert repeated <= killed.total() - killed["scheduler"]
 
 
 def test_each_item_has_one_result_after_kills_of_all_parts(
