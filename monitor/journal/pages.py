@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
+from zlib import crc32
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -20,6 +22,9 @@ from monitor.owners.identity.policy.privacy import Viewer, event_text
 from monitor.pages.live.pages import viewer_of
 from monitor.usage.policy.ranges import RANGES, moment
 
+# So many events that are alike become one line.
+LEAST_GROUP = 3
+NUMBER = re.compile(r"[0-9]+")
 SEVERITIES = {"": "All", "warning": "Warnings", "error": "Errors"}
 
 
@@ -78,10 +83,26 @@ class EventRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EventGroup:
+    """Events that differ in their numbers only, such as the jobs of a batch; the newest first."""
+
+    key: str
+    rows: tuple[EventRow, ...]
+
+    @property
+    def first(self) -> EventRow:
+        return self.rows[0]
+
+    @property
+    def others(self) -> tuple[EventRow, ...]:
+        return self.rows[1:]
+
+
+@dataclass(frozen=True, slots=True)
 class EventTable:
     """A page of lines. `live`: new events may appear at its top."""
 
-    lines: list[EventRow]
+    lines: list[EventGroup]
     newer: str | None
     older: str | None
     live: bool
@@ -102,11 +123,41 @@ def table(filters: EventFilters, viewer: Viewer, now: datetime, zone: tzinfo) ->
     )
     names = dict(gpus())
     return EventTable(
-        lines=[_line(event, viewer, names) for event in matching[: filters.PER_PAGE]],
+        lines=groups([_line(event, viewer, names) for event in matching[: filters.PER_PAGE]]),
         newer=filters.newer(),
         older=filters.older(len(matching)),
         live=filters.page == 1 and (until is None or until > now),
     )
+
+
+def groups(rows: Iterable[EventRow]) -> list[EventGroup]:
+    """Events of one kind, user, GPU and text without its numbers, at the place of the newest.
+
+    Two of a kind stay alone; warnings and errors always do.
+    """
+    alike: dict[str, list[EventRow]] = {}
+    for row in rows:
+        event = row.event
+        shape = (event.kind, event.owner, event.gpu_uuid, NUMBER.sub("0", row.text))
+        is_alone = event.severity != "info"
+        key = str(event.pk) if is_alone else f"{crc32(repr(shape).encode()):08x}"
+        alike.setdefault(key, []).append(row)
+    made = [
+        EventGroup(key if group else str(row.event.pk), tuple(group) or (row,))
+        for key, members in alike.items()
+        for row, group in _split(members)
+    ]
+    return sorted(
+        made, key=lambda group: (group.first.event.at, group.first.event.pk), reverse=True
+    )
+
+
+def _split(members: Sequence[EventRow]) -> Iterator[tuple[EventRow, Sequence[EventRow]]]:
+    """All as one group, or each alone."""
+    if len(members) >= LEAST_GROUP:
+        yield members[0], members
+    else:
+        yield from ((row, ()) for row in members)
 
 
 def choices() -> dict[str, Any]:

@@ -95,3 +95,32 @@ def test_a_filtered_page_keeps_its_view_when_it_asks_again(page: Callable[..., s
 def test_an_empty_page_says_what_will_stand_there(page: Callable[..., str]) -> None:
     assert "No events yet" in page()
     assert "Show all events" in page(owner="nobody")
+
+
+def test_events_that_differ_in_numbers_only_are_one_line_that_expands(
+    page: Callable[..., str],
+) -> None:
+    now = timezone.now()
+    for job in range(40, 44):
+        text = f"Job {job} (whisper) started"
+        events.add("JOB_STARTED", text, now=now + timedelta(seconds=job), owner="bob")
+    events.add("JOB_STARTED", "Job 50 (train) started", now=now, owner="bob")
+    html = page()
+
+    assert html.count('<tr id="event-') == 2
+    assert html.index("Job 43 (whisper) started") < html.index("3 more like this</summary>")
+    hidden = html.split('<details id="like-')[1].split("</details>")[0]
+    assert [f"Job {job} (whisper)" in hidden for job in range(40, 44)] == [True] * 3 + [False]
+
+
+def test_two_alike_stay_alone_as_do_warnings(page: Callable[..., str]) -> None:
+    now = timezone.now()
+    for job in range(2):
+        events.add("JOB_STARTED", f"Job {job} (whisper) started", now=now, owner="bob")
+    for job in range(4):
+        text = f"GPU {job} has been lost"
+        events.add("GPU_LOST", text, now=now, severity="error", gpu_uuid=gpu_uuid(1))
+
+    html = page()
+    assert html.count('<tr id="event-') == 6
+    assert "more like this" not in html

@@ -10,7 +10,7 @@ from django.test import Client
 
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.models import Job, SavedView
+from scheduler.models import Batch, BatchItem, Job, SavedView
 from scheduler.queue.planner.forecast.forecast import Estimate
 from tests import jobs_made
 from tests.builders import NOW
@@ -44,6 +44,32 @@ def test_it_shows_what_runs_and_waits(alice: User, bob: User, as_user: AsUser) -
     jobs = jobs_made.waiting(alice), jobs_made.running(bob), jobs_made.finished(alice)
 
     assert shown(page(as_user(alice)), *jobs) == [True, True, False]
+
+
+def test_jobs_of_an_array_are_one_line_that_leads_to_them(
+    alice: User, bob: User, as_user: AsUser
+) -> None:
+    first, second = jobs_made.running(alice, name="sweep"), jobs_made.waiting(alice, name="sweep")
+    alone = jobs_made.waiting(alice)
+    Job.objects.filter(pk__in=[first.pk, second.pk]).update(array=first.pk)
+    html = page(as_user(alice))
+
+    assert shown(html, first, second, alone) == [False, False, True]
+    assert f'href="/jobs/?q=array+{first.pk}" title="sweep"' in html
+    assert "<b>0</b> of 2" in html
+    assert shown(page(as_user(alice), q=f"array {first.pk}"), first, second) == [True, True]
+    assert shown(page(as_user(alice), sort="job"), first, second) == [True, True]
+    assert 'title="sweep"' not in page(as_user(bob), who="mine")
+
+
+def test_items_of_a_running_batch_are_one_line(alice: User, as_user: AsUser) -> None:
+    item, alone = jobs_made.running(alice), jobs_made.waiting(alice)
+    batch = Batch.objects.create(owner=alice, name="whisper", total_items=9, created_at=NOW)
+    BatchItem.objects.create(batch=batch, index=0, input="a", job=item)
+    html = page(as_user(alice))
+
+    assert shown(html, item, alone) == [False, True]
+    assert f'href="/batches/{batch.pk}/" title="whisper"' in html
 
 
 def test_it_says_when_mine_is_served(alice: User, bob: User, as_user: AsUser) -> None:
@@ -139,7 +165,8 @@ def test_its_cost_does_not_grow_with_the_jobs(
 
     browser = as_user(alice)
 
-    with django_assert_max_num_queries(10):  # type: ignore[attr-defined]
+    # One of them asks for arrays.
+    with django_assert_max_num_queries(11):  # type: ignore[attr-defined]
         page(browser)
 
 

@@ -62,7 +62,7 @@ BEGIN = Case(
 class Group:
     """A running batch, or an array with open jobs, as one line. ended: of all its jobs or items.
 
-    ends_at: the expected end; None: unknown.
+    ends_at: the expected end; None: unknown. array, batch: its number; None: it is the other.
     """
 
     url: str
@@ -72,6 +72,8 @@ class Group:
     total: int
     failed: int = 0
     ends_at: datetime | None = None
+    array: int | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def load(now: datetime) -> Context:
     running = sum(counts.values())
     lines, own = _job_lines() if waiting or running else ((), ())
     return {
-        "queue": Queue(running, _groups(now), lines, own),
+        "queue": Queue(running, groups(now), lines, own),
         "waiting_jobs": waiting,
         "startable_jobs": len(idle_gpu_step.waiting_jobs()) if waiting else 0,
     }
@@ -134,7 +136,8 @@ def _further(alone: QuerySet[Job], first: Sequence[Job]) -> QuerySet[Job]:
     return calm_order(job_views.jobs().filter(pk__in=chosen))
 
 
-def _groups(now: datetime) -> tuple[Group, ...]:
+def groups(now: datetime) -> tuple[Group, ...]:
+    """The oldest running batches and arrays with open jobs."""
     batches = (
         Group(
             url=reverse("batch", args=[batch.id]),
@@ -144,6 +147,7 @@ def _groups(now: datetime) -> tuple[Group, ...]:
             total=batch.total,
             failed=batch.failed,
             ends_at=batch.eta,
+            batch=batch.id,
         )
         for batch in batch_pages.running(now)
     )
@@ -168,6 +172,7 @@ def _of_array(job: Job) -> Group:
         ended=ended,
         total=array.size if array else 0,
         failed=ended - array.succeeded if array else 0,
+        array=job.array,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlencode
@@ -16,11 +16,11 @@ from django.db.models.functions import Coalesce
 from monitor.facts.input_rules import is_number
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.jobs.live.regions import in_order
+from scheduler.jobs.live.regions import Group, groups, in_order
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
-from scheduler.models import Job
+from scheduler.models import BatchItem, Job
 from scheduler.queue.planner.forecast.forecast import Estimate
 
 PER_PAGE = 50
@@ -96,9 +96,11 @@ class JobFilters:
 class JobTable:
     """One page of lines, each with its predicted start if it waits.
 
-    `any_at_all`: False on a server that never had a job.
+    `groups`: batches and arrays whose open jobs have no lines here. `any_at_all`: False on a server
+    that never had a job.
     """
 
+    groups: list[Group]
     lines: list[tuple[JobLine, Estimate | None]]
     page: Page[Job]
     before: str | None
@@ -122,17 +124,36 @@ def _pages(chosen: QuerySet[Job]) -> Paginator[Job]:
 
 
 def table(filters: JobFilters, person: User, now: datetime) -> JobTable:
-    page = _pages(_chosen(filters, person, now)).get_page(filters.page)
+    shown, chosen = _groups(filters, person, now), _chosen(filters, person, now)
+    if shown:
+        chosen = chosen.exclude(_is_in(shown))
+    page = _pages(chosen).get_page(filters.page)
     number = page.number
     lines = job_lines.lines(page.object_list)
     estimates = preview.estimates(now) if any(line.waits for line in lines) else {}
     return JobTable(
+        groups=shown if page.number == 1 else [],
         lines=[(line, estimates.get(line.id)) for line in lines],
         page=page,
         before=filters.with_(page=str(number - 1)) if page.has_previous() else None,
         after=filters.with_(page=str(number + 1)) if page.has_next() else None,
         any_at_all=bool(page.object_list) or Job.objects.exists(),
     )
+
+
+def _groups(filters: JobFilters, person: User, now: datetime) -> list[Group]:
+    """In the queue as it is. A search or an order of the user's own shows each job."""
+    if filters.state != "open" or filters.text or filters.sort:
+        return []
+    mine = person.username if filters.owners == "mine" else None
+    return [group for group in groups(now) if mine in (None, group.owner)]
+
+
+def _is_in(shown: Sequence[Group]) -> Q:
+    batches = [group.batch for group in shown if group.batch]
+    items = BatchItem.objects.filter(batch__in=batches, job__isnull=False).values("job")
+    arrays = [group.array for group in shown if group.array]
+    return Q(pk__in=items) | Q(array__in=arrays, array__isnull=False)
 
 
 def next_of(person: User, now: datetime) -> Next | None:
