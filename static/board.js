@@ -3,6 +3,8 @@
 (() => {
   const REFRESH_MS = 10_000;
   const board = document.getElementById("board");
+  // A collection by class is kept by the browser; a selector would search thousands of bars.
+  const cells = document.getElementsByClassName("b-cells");
 
   // ---- Filters: the address keeps the choice ----
 
@@ -28,8 +30,9 @@
   // All viewers are sent the same: their own parts are marked here.
   function markOwn() {
     const { viewer } = board.dataset;
-    for (const part of document.querySelectorAll("[data-owners]:not([data-mine])")) {
-      if (part.dataset.owners.split(" ").includes(viewer)) part.dataset.mine = "";
+    for (const part of [...cells, ...document.querySelectorAll("#region-queue li")]) {
+      const isMine = part.dataset.owners.split(" ").includes(viewer);
+      if (isMine && part.dataset.mine === undefined) part.dataset.mine = "";
     }
   }
 

@@ -10,6 +10,8 @@
   let chosen = null;
   let drag = null;
 
+  // Collections by class are kept by the browser; a selector would search thousands of bars.
+  const plots = document.getElementsByClassName("tl-plot"), grids = document.getElementsByClassName("tl-grid");
   const box = () => document.querySelector("[data-timeline]");
   const clock = () => Date.now() / 1000 + app.skew;
   // The picture moves on by steps of less than a pixel: between them, drawing changes nothing.
@@ -368,8 +370,8 @@
     if (!box()) return;
     restore();
     // An update loses the marks of what it replaces. Most updates are of other parts of the page.
-    place(box().querySelectorAll(".tl-plot:not([data-placed])"));
-    if (box().querySelector(".tl-grid:not([data-drawn])")) {
+    place([...plots].filter((plot) => plot.dataset.placed === undefined));
+    if (grids[0].dataset.drawn === undefined) {
       drawAxis();
       drawHatch();
     }

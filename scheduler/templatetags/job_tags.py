@@ -24,6 +24,8 @@ from scheduler.jobs.timeline.facts import Band, Bar, BarKind
 from scheduler.queue.blockers.policy.addressing import addressed
 
 register = template.Library()
+# Of many GPUs, shorter bars have no name.
+LEAST_NAMED_S = 20 * 60
 COLOURS = re.compile(r"\x1b\[([0-9;]{0,40})m")
 # Attributes that a number of a colour sequence switches off.
 ANSI_OFF = {22: {1, 2}, 23: {3}, 24: {4}, 39: {*range(30, 38), *range(90, 98)}}
@@ -202,9 +204,14 @@ def _shapes(bar: Bar, span: Span, place: str) -> Iterator[str]:
 
 
 @register.simple_tag
-def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
-    """The owner's name on a bar, and that of the job; their mark where there is no room."""
+def timeline_label(bar: Bar, lane: int, lanes: int, span: Span, many: bool = False) -> SafeString:
+    """The owner's name on a bar, and that of the job; their mark where there is no room.
+
+    many: of many GPUs, rows with lanes are too low for names, and short bars too narrow.
+    """
     end = bar.end or (bar.expected_end if bar.kind == BarKind.EXPECTED else span.now)
+    if many and (lanes > 1 or (end or span.until) - bar.begin < LEAST_NAMED_S):
+        return SafeString("")
     return format_html(
         '<svg class="tl-label {} {}" x="{}%" y="{}%" width="{}%" height="{}%" data-from="{}"'
         ' data-to="{}" data-mark="{}"><text x="4" y="50%">{}</text></svg>',

@@ -133,3 +133,18 @@ def test_a_time_window_is_a_band(
     [row] = pages.build(LATER).rows
 
     assert {band.holder for band in row.bands} == {"alice"}
+
+
+def test_of_many_gpus_only_bars_with_room_have_a_name(
+    alice: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    def names(gpus: int) -> int:
+        pages.forget()
+        seen(gpus)
+        return as_user(alice).get("/timeline/").text.count('class="tl-label ')
+
+    jobs_made.running(alice, name="train")
+
+    # It runs for two seconds.
+    assert names(2) == 1
+    assert names(pages.MANY_GPUS + 1) == 0
