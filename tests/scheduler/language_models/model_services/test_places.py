@@ -88,7 +88,7 @@ def test_a_gpu_shows_its_model(root: User, as_user: object) -> None:
     assert (first["script"], first["progress"], first["eta"]) == (None, None, None)
     html = client.get("/").content.decode()
     assert 'href="/models/qwen2.5:14b/"' in html
-    assert "paired with GPU 1" in html
+    assert "paired with GPU 1" in client.get(f"/gpus/{gpu_uuid(0)}/").content.decode()
 
 
 def test_the_state_of_a_gpu_changes_with_its_booking_before_the_next_sweep(
