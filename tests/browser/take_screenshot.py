@@ -34,7 +34,7 @@ class Picture:
 
 
 PICTURES = (
-    Picture("dashboard", "", {"width": 1400, "height": 1240}),
+    Picture("dashboard", "", {"width": 1400, "height": 960}),
     Picture("timeline", "timeline/", {"width": 1400, "height": 760}),
     Picture("report", "reports/?last=30d", {"width": 1400, "height": 1000}),
 )
