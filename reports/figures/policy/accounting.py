@@ -148,7 +148,8 @@ def _owners(held: float, seen: dict[str | None, _Seen]) -> dict[str | None, Spli
     used = {owner: min(part.used, held) * fit for owner, part in seen.items()}
     total *= fit
     obscure = sum(part.dark for part in seen.values())
-    unknown = min(obscure, held - total)
+    # Rounding may put the sum a hair above the whole.
+    unknown = min(obscure, max(0.0, held - total))
     scale = unknown / obscure if unknown else 0.0
     lit = {o: max(0.0, part.process - part.dark - used[o]) for o, part in seen.items()}
     left = sum(lit.values()) + sum(part.claim for part in seen.values())

@@ -122,3 +122,13 @@ def test_a_union_is_at_most_the_sum_and_at_least_the_longest(
     lengths = [max(0.0, end - begin) for begin, end in spans]
 
     assert max(lengths, default=0) - 1e-6 <= covered(spans) <= sum(lengths) + 1e-6
+
+
+def test_uses_that_fill_the_whole_to_the_last_digit_leave_nothing_unknown() -> None:
+    # Scaled to the whole, these three add up to more than it by a rounding error.
+    uses = {"alice": 34.16, "bob": 30.79, "charlie": 10.28}
+    holders = {owner: Holder([(0, 40.31)], [], 40.31, 40.31, used) for owner, used in uses.items()}
+    whole, by_owner = split(40.31, 40.31, 40.31, holders)
+
+    assert whole.unknown == 0
+    assert sum(parts.used for parts in by_owner.values()) == pytest.approx(40.31)
