@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def _answer(text: bytes) -> Answer:
         body = json_text.parse(text)
         job, attempt, began = int(body["job"]), int(body["attempt"]), float(body["began"])
         ended = float(body["ended"]) if "ended" in body else None
+        if not (isfinite(began) and isfinite(ended or 0.0)):
+            return Answer(ended=0.0, error=UNREADABLE)
     except (ValueError, TypeError, KeyError, OverflowError):
         return Answer(ended=0.0, error=UNREADABLE)
     error = body.get("error")

@@ -192,6 +192,8 @@ class Feeder:
     def _take(self) -> None:
         """Take the first item at hand that no worker has, and send it."""
         with self._alone():
+            # The file of an item that is not listed any more may be deleted.
+            self._look()
             item = next(filter(self._is_free, self._list.get("items", ())), None)
             if item is None:
                 return

@@ -290,6 +290,33 @@ def test_items_of_a_host_that_is_down_wait_again(alice: User, box: Box) -> None:
     assert set(batch.items.values_list("status", flat=True)) == {"queued"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1",
+        "[" * 5000,
+        "[]",
+        '{"job": "x", "attempt": 1, "began": 1}',
+        '{"job": 1, "attempt": 1, "began": NaN, "ended": NaN, "output": 1}',
+        '{"job": 1, "attempt": 1, "began": 1, "ended": Infinity, "output": 1}',
+        '{"job": 1e999, "attempt": 1, "began": 1}',
+    ],
+)
+def test_a_file_that_makes_no_sense_fails_its_item_alone(alice: User, box: Box, text: str) -> None:
+    batch = submitted(alice, 9)
+    (worker,) = started(box, batch)
+    broken, other, *_ = box.listed()["items"]
+
+    (box.folder / f"{broken[0]}.{broken[1]}").write_text(text)
+    box.write(other, worker, ended=101.0, output=1)
+    box.step()
+
+    ended = [item(batch, index)["status"] for index in (broken[0], other[0])]
+    assert ended == ["failed", "complete"]
+    assert item(batch, broken[0])["error"] == "The answer can't be read."
+    assert 0 <= reloaded(batch).work_s < 60
+
+
 def test_an_error_that_cannot_be_stored_is_replaced(alice: User, box: Box) -> None:
     batch = submitted(alice, 9)
     (worker,) = started(box, batch)
