@@ -19,13 +19,15 @@ from monitor.models import Gpu
 from monitor.owners.looks.rows import look_of
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
-from scheduler.jobs.timeline.charts import Span
+from scheduler.jobs.timeline.charts import Span, joined
 from scheduler.jobs.timeline.facts import Band, Bar, BarKind
 from scheduler.queue.blockers.policy.addressing import addressed
 
 register = template.Library()
 # Of many GPUs, shorter bars have no name.
 LEAST_NAMED_S = 20 * 60
+# A shorter pause between two stretches of idle memory is not drawn.
+DRAWN_S = 180
 COLOURS = re.compile(r"\x1b\[([0-9;]{0,40})m")
 # Attributes that a number of a colour sequence switches off.
 ANSI_OFF = {22: {1, 2}, 23: {3}, 24: {4}, 39: {*range(30, 38), *range(90, 98)}}
@@ -199,7 +201,7 @@ def _shapes(bar: Bar, span: Span, place: str) -> Iterator[str]:
         end = after - span.base
         width = max(1, end - now)
         yield f'<rect class="rest" x="{now}" width="{width}" {place} data-until="{end}"/>'
-    for since, until in bar.idle:
+    for since, until in joined(bar.idle, DRAWN_S):
         yield f'<rect class="idle" x="{since - span.base}" width="{until - since}" {place}/>'
 
 

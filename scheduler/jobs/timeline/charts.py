@@ -19,6 +19,8 @@ MOST_LANES = 4
 # In a row of more bars, short ones of one owner become one bar. It begins with bars and pauses
 # of this length, and doubles it as often as necessary.
 MANY_BARS, SHORT_S = 80, 120
+# Of all rows together, but of each at least the second: browsers draw them anew each second.
+MOST_BARS, LEAST_BARS = 1280, 16
 Stretch = tuple[int, int]
 Key = tuple[str, str | None, int | None]
 
@@ -153,11 +155,12 @@ def rows(gpus: Sequence[TimelineGpu], bars: Iterable[Bar], bands: Iterable[Band]
     bands_on: dict[str, list[Band]] = {}
     for band in bands:
         bands_on.setdefault(band.gpu_uuid, []).append(band)
-    return [_row(gpu, bars_on.get(gpu.uuid, []), bands_on.get(gpu.uuid, [])) for gpu in gpus]
+    most = min(MANY_BARS, max(LEAST_BARS, MOST_BARS // max(1, len(gpus))))
+    return [_row(gpu, bars_on.get(gpu.uuid, []), bands_on.get(gpu.uuid, []), most) for gpu in gpus]
 
 
-def _row(gpu: TimelineGpu, bars: list[Bar], bands: list[Band]) -> Row:
-    placed, lanes = _in_lanes(sorted(condensed(bars), key=_in_time))
+def _row(gpu: TimelineGpu, bars: list[Bar], bands: list[Band], most: int) -> Row:
+    placed, lanes = _in_lanes(sorted(condensed(bars, most), key=_in_time))
     return Row(gpu, tuple(placed), tuple(bands), lanes)
 
 

@@ -104,6 +104,17 @@ def test_a_dense_span_is_one_bar_with_its_count_and_a_long_job_keeps_its_own() -
     assert sum(end - begin for begin, end in dense.taken) == 125 * 30
 
 
+def test_many_gpus_have_fewer_bars_each() -> None:
+    gpus = [TimelineGpu(f"g{n}", n, "box") for n in range(64)]
+    bars = [bar(t, t + 100, gpu_uuid=gpu.uuid) for gpu in gpus for t in range(0, 80_000, 1000)]
+
+    rows = charts.rows(gpus, bars, [])
+
+    assert {len(row.bars) <= 20 for row in rows} == {True}
+    assert {sum(b.count for b, _ in row.bars) for row in rows} == {80}
+    assert len(charts.rows(gpus[:8], bars, [])[0].bars) == 80
+
+
 def test_jobs_of_less_than_a_second_are_joined_and_told() -> None:
     [row] = charts.rows([GPU], [bar(NOW + i, NOW + i, state="succeeded") for i in range(125)], [])
 
