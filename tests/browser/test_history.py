@@ -75,7 +75,7 @@ def test_pages_of_people_and_hosts_fit_a_phone(open_page: Open) -> None:
     # The text about a silent server is longer than that of a live page.
     page.route_web_socket("**/ws/live/**", lambda _: None)
     page.goto("/")
-    page.locator(".host-name a").first.click()
+    page.locator(".b-host a").first.click()
     page.wait_for_url("**/hosts/**")
     expect(page.locator("#connection")).to_contain_text("no answer since")
     assert overflow(page) <= 0

@@ -69,15 +69,15 @@ def test_its_process_appears_on_the_dashboard_and_goes(open_page: Open) -> None:
     expect(dashboard.locator("#connection")).to_have_attribute("data-state", "live")
     page = open_page("/jobs/new/")
     number = submit(page, "sleep 600")
-    chip = dashboard.locator(".gpu-processes .chip", has_text=f"job {number}")
+    work = dashboard.locator(f".b-who a[href='/jobs/{number}/']")
 
-    expect(chip).to_be_visible()
+    expect(work).to_be_visible()
     expect(dashboard.locator("#region-queue")).to_contain_text("sleep 600")
 
     page.locator("#cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
 
-    expect(chip).to_have_count(0)
+    expect(work).to_have_count(0)
 
 
 def test_what_a_person_opened_stays_open_when_news_come(open_page: Open) -> None:
