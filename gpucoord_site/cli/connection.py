@@ -37,7 +37,7 @@ WANTED = (
 )
 SEVERAL = (
     "Several gpucoord services run on this machine: {addresses}."
-    " Choose one with --url or GPUCOORD_URL."
+    " Choose one with --url, GPUCOORD_URL or GPUCOORD_DATA."
 )
 
 

@@ -27,11 +27,15 @@ ANSWER_S = 1.0
 def addresses() -> list[str]:
     """Addresses of the services that an account writes which the client trusts, by their port.
 
-    Sockets of other accounts are left out: they could otherwise keep users from the service.
+    GPUCOORD_DATA chooses the service that runs on that data folder. Sockets of other accounts are
+    left out: they could otherwise keep users from the service.
     """
     by_port = {port: f"http://127.0.0.1:{port}" for port in _login_ports()}
     for address in of_data_folder():
-        by_port.setdefault(urlsplit(address).port or 0, address)
+        port = urlsplit(address).port or 0
+        by_port.setdefault(port, address)
+        if os.environ.get("GPUCOORD_DATA"):
+            return [by_port[port]]
     return [by_port[port] for port in sorted(by_port)]
 
 

@@ -116,6 +116,16 @@ def test_a_service_with_both_is_one(folders: ExitStack, tmp_path: Path) -> None:
     assert connection.url(HERE) == "http://127.0.0.1:8713"
 
 
+def test_the_named_data_folder_chooses_among_several(folders: ExitStack, tmp_path: Path) -> None:
+    serve(folders, local_login.system_path(8711))
+    serve(folders, local_login.system_path(8713))
+    test_without_a_login_socket_the_data_folder_names_the_service(
+        tmp_path, os.getpid(), ["http://127.0.0.1:8713"]
+    )
+
+    assert connection.url(HERE) == "http://127.0.0.1:8713"
+
+
 def two_free_ports(folders: ExitStack) -> int:
     """A port that is taken, with free ones after it."""
     taken = folders.enter_context(bind_free("127.0.0.1", 23_170))
