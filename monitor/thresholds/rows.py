@@ -137,15 +137,8 @@ def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> b
         if before == values:
             return False
         PolicyValues.objects.update_or_create(pk=name, defaults={"values": dict(values)})
-        audit.note(
-            "POLICY_CHANGED",
-            f"{by} changed policy {name}: {_difference(name, before, values)}",
-            by=by,
-            now=now,
-            subject=subject(name),
-            before=before,
-            after=dict(values),
-        )
+        text = f"{by} changed policy {name}: {_difference(name, before, values)}"
+        _note(name, text, before, values, by, now)
     return True
 
 
@@ -159,15 +152,20 @@ def forget(name: str, *, by: str, now: datetime) -> None:
     with transaction.atomic():
         before = changes(name)
         PolicyValues.objects.filter(pk=name).delete()
-        audit.note(
-            "POLICY_CHANGED",
-            f"{by} deleted the values of the former policy {name}",
-            by=by,
-            now=now,
-            subject=subject(name),
-            before=before,
-            after={},
-        )
+        text = f"{by} deleted the values of the former policy {name}"
+        _note(name, text, before, {}, by, now)
+
+
+def _note(
+    name: str,
+    text: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    by: str,
+    now: datetime,
+) -> None:
+    audit.note("POLICY_CHANGED", text, by=by, now=now, subject=subject(name),
+               before=before, after=dict(after))  # fmt: skip
 
 
 def retired_values() -> list[str]:
