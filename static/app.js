@@ -3,6 +3,10 @@
 (() => {
   const app = window.gpucoord;
   document.documentElement.classList.add("js");
+  Object.assign(window.htmx.config, {
+    morphIgnore: ["data-htmx-powered", "open"],
+    ws: { reconnectDelay: 500, reconnectMaxDelay: 5000 },
+  });
   const ACK_EVERY = 4;
   const SIGNED_OUT = 4401;
   const TOO_MANY_SOCKETS = 4429;

@@ -3,10 +3,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import PHONE, Open
 from tests.browser.test_every_page import overflow
@@ -95,6 +95,21 @@ def test_a_polled_page_shows_that_the_server_hangs(open_page: Open, service: Ser
             os.kill(pid, signal.SIGCONT)
 
     expect(badge).to_have_attribute("data-state", "live")
+
+
+@pytest.mark.parametrize("path", ["/jobs/", "/admin/"])
+def test_live_updates_arrive_when_a_script_of_the_page_comes_late(
+    path: str, open_page: Open
+) -> None:
+    def late(route: Route) -> None:
+        page.wait_for_timeout(1_000)
+        route.continue_()
+
+    page = open_page("/account/")
+    page.route("**/hx-ws*", late)
+    page.goto(urljoin(page.url, path))
+
+    assert page.evaluate("htmx.ext.ws.getRegistry().size") == 1
 
 
 def test_a_failing_update_keeps_the_content_and_marks_the_page_as_stale(open_page: Open) -> None:
