@@ -44,17 +44,27 @@ class Program:
     """The worker's process, with a session of its own."""
 
     def __init__(self, command: list[str]) -> None:
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command, bufsize=0, stdin=pipe, stdout=pipe, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout  # noqa: S101, PT018 - they are pipes
         self._input, self._output = self._process.stdin, self._process.stdout
+        # A worker that does not read must not stop this process, which watches its time.
+        os.set_blocking(self._input.fileno(), False)
+        self._unsent = b""
         self._received = b""
         self.has_ended = False
 
     def lines(self, timeout_s: float) -> list[bytes]:
-        """Waits for output at most so long."""
-        if self.has_ended or not select.select([self._output], [], [], max(0.0, timeout_s))[0]:
+        """Waits for output at most so long, and passes on input that did not fit into the pipe."""
+        if self.has_ended:
+            return []
+        unsent = [self._input] if self._unsent else []
+        heard, takes, _ = select.select([self._output], unsent, [], max(0.0, timeout_s))
+        if takes:
+            self._pass_on()
+        if not heard:
             return []
         piece = os.read(self._output.fileno(), 65_536)
         self.has_ended = not piece
@@ -65,9 +75,18 @@ class Program:
         return [line for line in lines if line]
 
     def send(self, body: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError):
-            self._input.write(json.dumps(body).encode() + b"\n")
-            self._input.flush()
+        self._unsent += json.dumps(body).encode() + b"\n"
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Write what the pipe takes."""
+        try:
+            written = os.write(self._input.fileno(), self._unsent)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            written = len(self._unsent)
+        self._unsent = self._unsent[written:]
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -75,8 +94,7 @@ class Program:
 
     def end(self, patience_s: float) -> int:
         """End it and what it has started; returns its exit code as a shell shows it."""
-        with suppress(BrokenPipeError):
-            self._input.close()
+        self._input.close()
         for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, GRACE_S)):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from django.utils import timezone
 
 from scheduler.models import Attempt, Batch, Job, ScriptDefinition, YieldRequest
 from scheduler.runner import process_tree
+from scheduler.runner.programs import worker
+from tests.processes.attempts import wait_for
 from tests.processes.scheduling import Scheduler, attempt_of, kill_runner_of, log_of
 from tests.scheduler.submission.batches import worker_program
 
@@ -114,6 +117,30 @@ def test_an_item_over_its_time_limit_fails_and_the_worker_loads_again(
 
     assert (ended.completed, ended.failed) == (1, 1)
     assert batch.items.get(input="hang").error == "It took longer than its time limit of 2 s."
+
+
+def test_a_worker_that_never_reads_its_input_is_stopped_at_the_time_limit(tmp_path: Path) -> None:
+    listed = {
+        "workers": [[1, 1]],
+        "items": [[0, 1, "x" * 200_000]],
+        "args": {},
+        "time_limit_s": 0.5,
+    }
+    (tmp_path / "items.json").write_text(json.dumps(listed))
+    deaf = "import time; print('{\"ready\": true}', flush=True); time.sleep(600)"
+    feeder = subprocess.Popen(
+        [sys.executable, "-I", worker.__file__, tmp_path, "--", sys.executable, "-c", deaf],
+        env={"GPUCOORD_JOB_ID": "1", "GPUCOORD_ATTEMPT": "1"},
+    )
+
+    try:
+        wait_for(lambda: "error" in read(tmp_path / "0.1"), within_s=30)
+    finally:
+        feeder.terminate()
+        feeder.wait()
+
+    answer = json.loads(read(tmp_path / "0.1"))
+    assert answer["error"] == "It took longer than its time limit of 0.5 s."
 
 
 def test_an_item_is_tried_again_as_often_as_the_batch_allows(
