@@ -20,6 +20,7 @@ from scheduler.models import (
     EngineTask,
     ExclusiveRun,
     HostCapability,
+    HostForecast,
     LockRefusal,
     ModelUse,
     ModeState,
@@ -65,6 +66,13 @@ class ModeStateAdmin(Forgettable):
     list_display = ("host", "mode", "since_at", "reason", "override", "override_until")
     list_filter = ("host", "mode", "override")
     search_fields = ("host", "reason", "override_by")
+    ordering = ("host",)
+
+
+@admin.register(HostForecast)
+class HostForecastAdmin(Forgettable):
+    list_display = ("host", "at")
+    search_fields = ("host",)
     ordering = ("host",)
 
 

@@ -6,6 +6,7 @@ from scheduler.models.disk import CleaningRun, WatchedDisk
 from scheduler.models.engine_tasks import EngineStatus, EngineTask
 from scheduler.models.hosts import (
     HostCapability,
+    HostForecast,
     LockRefusal,
     ModeState,
     PlanVersion,
@@ -40,6 +41,7 @@ __all__ = [
     "GpuHold",
     "HostCapability",
     "HostCapacity",
+    "HostForecast",
     "IdleChoice",
     "IdleTemplate",
     "Job",

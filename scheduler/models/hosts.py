@@ -76,6 +76,20 @@ class LockRefusal(models.Model):
         return f"{self.gpu_uuid} until {in_utc(self.until_at)}"
 
 
+class HostForecast(models.Model):
+    """The offers of a host to jobs of any host, for the planners of the other hosts.
+
+    offers: by job, [expected start as Unix time, what speaks against its GPUs, jobs on them].
+    """
+
+    host = models.CharField(primary_key=True, max_length=100)
+    at = models.DateTimeField()
+    offers = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"offers of {self.host}"
+
+
 class PlanVersion(models.Model):
     """One row for all hosts: the number of committed plans with placements.
 

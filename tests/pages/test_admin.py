@@ -50,6 +50,7 @@ from scheduler.models import (
     GpuHold,
     HostCapability,
     HostCapacity,
+    HostForecast,
     IdleChoice,
     IdleTemplate,
     Job,
@@ -118,6 +119,7 @@ def filled(alice: User) -> None:
         user=alice, days=[0], start="20:00", end="06:00", zone="UTC", asked_by="alice", asked_at=NOW
     )
     PlanVersion.objects.create()
+    HostForecast.objects.create(host="gpubox", at=NOW)
     ScriptDefinition.objects.create(name="alice_1", argv=["true"])
     template = IdleTemplate.objects.create(
         name="alice-idle", account=alice, request={"command": "true"}

@@ -1,18 +1,11 @@
-"""Step: plan the queue and commit the placements; it never touches a process.
-
-Every host may start a job that may run on any host at once. While it waits, only the host with the
-earliest forecast keeps GPUs for it, so that the GPUs of the others serve other jobs. The choice is
-made again from time to time, because forecasts change. The first host that can preempt jobs for it
-does so alone.
-"""
+"""Step: plan the queue and commit the placements; it never touches a process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from django.db.models import Case, F, TextField, Value, When
@@ -23,8 +16,9 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import keep_commits_synced
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
-from scheduler.dispatch.inputs import HostGate, PlanInput, PlanInputs
+from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps.host_choice import HostChoice
 from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
@@ -34,19 +28,12 @@ from scheduler.jobs.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.blockers.policy.stored_blockers import body
-from scheduler.queue.planner.forecast.forecast import Estimate
 from scheduler.queue.planner.plan import plan
 
 # The key of each reason, and its dimensions without figures.
 Reasons = tuple[tuple[Key, Key], ...]
 # Changed figures alone are not stored again before this time has passed.
 FIGURES_STORED_FOR = timedelta(hours=1)
-# A forecast of another host takes tens of milliseconds.
-CHOSEN_FOR = timedelta(seconds=30)
-# By then every host has planned a new job, and one with free GPUs has started it.
-PLANNED_BY_ALL = timedelta(seconds=5)
-
-Forecast = Callable[[str, datetime], Mapping[int, Estimate]]
 
 
 class StoredReasons:
@@ -169,7 +156,9 @@ class Dispatcher:
         self._guard = guard
         self._isolation = ItemIsolation(host, "dispatcher", guard, LONGEST_RETRY)
         self._supply = PlanInputs(host, policy, self._isolation)
-        self._choice = HostChoice(host, self._supply.gate, preview.estimates_on, self._isolation)
+        self._choice = HostChoice(
+            host, guard, self._supply.gate, preview.estimates_on, self._isolation
+        )
         # Read from the rows when first needed.
         self._reported: StoredReasons | None = None
         self._mark: QueueMark | None = None
@@ -191,6 +180,8 @@ class Dispatcher:
                 # The changes of this plan are no reason for another plan.
                 started = [attempt.job_id for attempt in placed]
                 self._mark = queue_facts.mark_without(self._mark, started)
+                if self._choice.asks_again:
+                    self._mark = None
                 return placed
             self._mark = queue_facts.queue_mark()
         return []
@@ -206,10 +197,10 @@ class Dispatcher:
             self._reported = StoredReasons.load(now)
         turn = transitions.current_version()
         given = self._supply.given(queue, now)
-        if left := self._choice.left_to_others(now):
+        if left := self._choice.left_to_others:
             given = replace(given, slots=replace(given.slots, left_to_others=left))
         made = self._planned(given, now)
-        made = self._choice.applied(made, queue, now)
+        made = self._choice.applied(made, given, now)
         keys = keys_by_job(made.blockers)
         news = {id_: made.blockers[id_] for id_ in self._reported.news(keys, now)}
         yields = [*made.evictions, *made.preemptions]
@@ -294,69 +285,3 @@ def failing(
 
 def _name(job: QueuedJob) -> str:
     return f"planning of job {job.id}"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The chosen host of a job; None: no host has a forecast."""
-
-    host: str | None
-    at: datetime
-
-
-def earliest(starts: Mapping[str, datetime | None]) -> str | None:
-    """The host with the earliest start; None: no start is known."""
-    known = [(at, host) for host, at in starts.items() if at is not None]
-    return min(known)[1] if known else None
-
-
-class HostChoice:
-    """`applied` to each plan of `host`; `left_to_others` belongs into the next one."""
-
-    def __init__(
-        self, host: str, gate: HostGate, forecast: Forecast, isolation: ItemIsolation
-    ) -> None:
-        self._host = host
-        self._isolation = isolation
-        self._gate = gate
-        self._forecast = forecast
-        self._choices: dict[int, Choice] = {}
-
-    def left_to_others(self, now: datetime) -> frozenset[int]:
-        """The jobs for which another host reserves GPUs."""
-        self._choices = {
-            job: choice for job, choice in self._choices.items() if now - choice.at < CHOSEN_FOR
-        }
-        return frozenset(job for job, choice in self._choices.items() if self._is_left(choice))
-
-    def applied(self, made: Plan, queue: Iterable[QueuedJob], now: datetime) -> Plan:
-        """The plan without preemptions for jobs that another host may start or preempts for."""
-        if made.reserved_for is None and not made.preemptions:
-            return made
-        jobs = {made.reserved_for, *(request.for_job for request in made.preemptions)}
-        for_any = {job.id: job for job in queue if job.id in jobs and not job.host}
-        takers = self._gate.takers(now) if for_any else []
-        if not set(takers) - {self._host}:
-            return made
-        for job in for_any.keys() - self._choices.keys():
-            self._choices[job] = self._choose(job, {self._host, *takers}, now)
-        if not made.preemptions:
-            return made
-        new = {id_ for id_, job in for_any.items() if now - job.submitted_at < PLANNED_BY_ALL}
-        skipped = new | yield_requests.preempting_elsewhere(for_any.keys(), self._host, now)
-        kept = tuple(request for request in made.preemptions if request.for_job not in skipped)
-        return replace(made, preemptions=kept)
-
-    def _choose(self, job: int, hosts: Iterable[str], now: datetime) -> Choice:
-        starts: dict[str, datetime | None] = {}
-
-        def add(host: str) -> None:
-            estimate = self._forecast(host, now).get(job)
-            starts[host] = None if estimate is None else estimate.p50
-
-        for host in hosts:
-            self._isolation.attempt(f"forecast of host {host}", partial(add, host), now)
-        return Choice(earliest(starts), now)
-
-    def _is_left(self, choice: Choice) -> bool:
-        return choice.host not in (None, self._host)

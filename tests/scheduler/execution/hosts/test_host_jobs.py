@@ -78,14 +78,13 @@ def both() -> None:
 
 
 @pytest.mark.usefixtures("both")
-def test_a_job_for_any_host_is_taken_by_the_first_that_can_start_it_and_by_no_other(
-    alice: User,
-) -> None:
+def test_a_job_for_any_host_is_taken_by_one_host_once_all_have_planned_it(alice: User) -> None:
     job = submit(alice)
 
-    assert plan("west") == [job.pk]
-    assert plan("east") == []
-    assert Attempt.objects.get().host == "west"
+    assert plan("west") == []
+    assert plan("east") == [job.pk]
+    assert plan("west") == []
+    assert Attempt.objects.get().host == "east"
 
 
 @pytest.mark.usefixtures("both")
