@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.conf import settings
 
 from gpucoord_site.http import client_address, rate_limits
+from gpucoord_site.service.joining import reachable_address
 from gpucoord_site.service.startup_checks import UnableToStart, bind
 from scheduler.language_models.model_proxy import rows
 
@@ -84,7 +86,11 @@ def serve(listening: socket.socket | None) -> int:
     if listening is not None:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     application = ModelEndpoint(
-        settings.CONFIG.node, _rate_limit(), work_on_prompts, address_of=address_of
+        settings.CONFIG.node,
+        _rate_limit(),
+        work_on_prompts,
+        address_of=address_of,
+        address=_address_for_hosts(listening),
     )
     # A thread reads and writes rows; it must not hold up the event loop for the usual 5 ms.
     sys.setswitchinterval(0.0005)
@@ -105,6 +111,15 @@ def serve(listening: socket.socket | None) -> int:
     server = uvicorn.Server(config)
     server.run(sockets=[] if listening is None else [listening])
     return 0 if server.started else 1
+
+
+def _address_for_hosts(listening: socket.socket | None) -> str:
+    """Where other hosts reach the endpoint, not through a proxy; "" = nowhere."""
+    if listening is None:
+        return ""
+    port = listening.getsockname()[1]
+    name = urlsplit(reachable_address(settings.CONFIG, port)).hostname or ""
+    return name and f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def address_of(scope: Mapping[str, Any]) -> str:

@@ -19,7 +19,8 @@ class HostState(StrEnum):
 class HostFact:
     """seen_at: its newest reading. down_at: an operator confirmed that it is down.
 
-    address: of its pages. log_address: where other hosts read its logs. "" = it has none.
+    address: of its pages. log_address: where other hosts read its logs. models_address: of its
+    endpoint for language models, for other hosts. "" = it has none.
 
     instance: identity of its data folder; "" = it has not started since hosts have one.
     key_mark: a digest of its secret key; "" = not known.
@@ -32,6 +33,7 @@ class HostFact:
     version: str = ""
     address: str = ""
     log_address: str = ""
+    models_address: str = ""
     reason: str = ""
     changed_by: str = ""
     started_at: datetime | None = None

@@ -25,6 +25,8 @@ class Host(models.Model):
     address = models.CharField(max_length=300, blank=True)
     # Where other hosts read its logs; a host without pages can have one too.
     log_address = models.CharField(max_length=300, blank=True)
+    # Of its endpoint for language models, for the endpoints of other hosts.
+    models_address = models.CharField(max_length=300, blank=True, default="", db_default="")
     profile = models.CharField(max_length=20, blank=True)
     reason = models.CharField(max_length=200, blank=True)
     changed_by = models.CharField(max_length=150, blank=True)

@@ -42,7 +42,8 @@ class Instance:
 
     is_ready: takes requests. is_booting: will take requests. wakes: from sleep. ready_in_s:
     expected seconds until then; None = not known, as its start waits for a GPU. url: the base of
-    its API. account: of its service, as chosen; "" = the default.
+    its API. account: of its service, as chosen; "" = the default. host: it stands for the endpoint
+    of this other host; "" = an instance of this host.
     """
 
     id: int
@@ -52,13 +53,15 @@ class Instance:
     ready_in_s: float | None = None
     url: str = ""
     account: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """A model service. concurrency: requests of one instance at a time. problem: why its last
     start failed; "" = it did not. batch: the batch that has its GPUs in exclusive mode.
-    elsewhere: where to send requests, as only other hosts have ready instances; "" = here.
+    elsewhere: where it runs, as only other hosts have ready instances; "" = here. endpoints: of
+    these hosts, the one with the fewest requests first; () = none can be reached.
     """
 
     id: int
@@ -69,6 +72,7 @@ class Service:
     problem: str = ""
     batch: int | None = None
     elsewhere: str = ""
+    endpoints: tuple[Instance, ...] = ()
     instances: tuple[Instance, ...] = ()
 
     @property

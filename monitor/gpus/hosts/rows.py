@@ -83,6 +83,7 @@ def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> H
         version=row.version,
         address=row.address,
         log_address=row.log_address,
+        models_address=row.models_address,
         reason=row.reason,
         changed_by=row.changed_by,
         started_at=row.started_at,
@@ -106,6 +107,11 @@ def register(new: JoiningHost, now: datetime) -> bool:
         ]
     )  # fmt: skip
     return is_new
+
+
+def set_models_address(name: str, address: str) -> None:
+    """Store where the other hosts reach the endpoint for language models; "" = nowhere."""
+    Host.objects.filter(pk=name).exclude(models_address=address).update(models_address=address)
 
 
 def set_state(name: str, state: HostState, by: str, reason: str, now: datetime) -> bool:

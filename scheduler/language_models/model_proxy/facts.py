@@ -14,7 +14,8 @@ from scheduler.facts.prompts import DayUse
 class Caller:
     """The user of a token, with what the token allows and the user's day so far.
 
-    written: requests of this process that `used` counts.
+    written: requests of this process that `used` counts. is_passed_on: the endpoint of another host
+    has checked the token, and passes the request on.
     """
 
     user_id: int
@@ -23,6 +24,7 @@ class Caller:
     quota: Quota = field(default_factory=Quota)
     used: DayUse = field(default_factory=DayUse)
     written: int = 0
+    is_passed_on: bool = False
 
 
 class Refused(Exception):

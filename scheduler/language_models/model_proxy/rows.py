@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import F
 
 from monitor.facts.accounts import TokenScope, scopes_of
+from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.owners.accounts.rows import tokens
 from monitor.runtime.rows.database import FilledTables
@@ -43,12 +44,19 @@ def caller_of(token: str, now: datetime) -> Caller | None:
     return _caller(row.user, now, may_submit=TokenScope.SUBMIT in scopes)
 
 
-def _caller(user: User, now: datetime, *, may_submit: bool) -> Caller:
+def caller_of_host(user_id: int, now: datetime) -> Caller | None:
+    """The user of a request that the endpoint of another host passes on; None: there is no more."""
+    user = User.objects.filter(pk=user_id, is_active=True).first()
+    return None if user is None else _caller(user, now, may_submit=True, is_passed_on=True)
+
+
+def _caller(user: User, now: datetime, *, may_submit: bool, is_passed_on: bool = False) -> Caller:
     name = user.get_username()
     return Caller(
         user_id=user.pk,
         name=name,
         may_submit=may_submit,
+        is_passed_on=is_passed_on,
         quota=quota_rows.of_person(user),
         used=prompts.used_today(name, now),
     )
@@ -97,6 +105,7 @@ class SituationReader:
 def _service(row: ModelService, host: str, now: datetime) -> Service:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     usable = (InstanceState.READY.value, InstanceState.BOOTING.value)
+    elsewhere, endpoints = other_hosts.elsewhere(row, host)
     return Service(
         id=row.pk,
         name=row.name,
@@ -105,7 +114,8 @@ def _service(row: ModelService, host: str, now: datetime) -> Service:
         is_enabled=row.enabled,
         problem=row.problem,
         batch=row.held_for_batch,
-        elsewhere=other_hosts.elsewhere(row, host),
+        elsewhere=elsewhere,
+        endpoints=endpoints,
         instances=tuple(
             _instance(instance, row, host, now) for instance in opened if instance.state in usable
         ),
@@ -177,7 +187,10 @@ def _count_on_gpus(completed: Mapping[int, int]) -> None:
             snapshots.count_task(gpu_uuids, completed[id_])
 
 
-def reset(host: str) -> int:
-    """Requests that a killed endpoint had are gone: no instance of this host has any."""
-    mine = ModelInstance.objects.filter(host__in=("", host), in_flight__gt=0)
-    return mine.update(in_flight=0)
+def begin(host: str, address: str) -> None:
+    """Requests that a killed endpoint had are gone: no instance of this host has any.
+
+    address: where the other hosts reach this endpoint; "" = nowhere.
+    """
+    ModelInstance.objects.filter(host__in=("", host), in_flight__gt=0).update(in_flight=0)
+    hosts.set_models_address(host, address)

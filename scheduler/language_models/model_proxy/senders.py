@@ -246,9 +246,10 @@ class Reply:
 
 
 class Upstream:
-    """The connections to all instances of this host. Proxies of the environment are not used.
+    """The connections to all instances of this host, and to the endpoints of other hosts.
 
-    run_as: the setting; it decides about the account of an instance.
+    Proxies of the environment are not used. run_as: the setting; it decides about
+    the account of an instance.
     """
 
     def __init__(self, run_as: str = "auto") -> None:
@@ -301,7 +302,8 @@ class Upstream:
     async def _connect(self, of: Instance, host: str | None, port: int | None) -> Connection:
         """A new connection. A kept one stays with the process that was checked."""
         host, port = host or "", port or 80
-        await self._check_listener(of, port)
+        if not of.host:
+            await self._check_listener(of, port)
         try:
             async with asyncio.timeout(CONNECT_S):
                 return Connection(*await asyncio.open_connection(host, port, limit=READS_BYTES))

@@ -177,7 +177,8 @@ class ModelLine(Schema):
     account: str
     expected_boot_s: float = Field(description="Learned, or the shipped value.")
     elsewhere: str = Field(
-        description='Where to send requests if only other hosts have ready instances; "" = here.'
+        description="Which hosts run it, and where to send requests, if only other hosts have ready"
+        ' instances; "" = here.'
     )
     instances: list[InstanceLine]
     boots: list[BootLine]
@@ -343,7 +344,7 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "command": row.argv if person.is_staff else None,
         "gpu_memory_bytes": None if row.memory_mib is None else row.memory_mib * rows.MIB,
         "expected_boot_s": rows.expected_boot_s(row),
-        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node),
+        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node)[0],
         "predicted": pages.predicted(row, timezone.now()),
         "use": prompts.summary(row.name, timezone.now() - pages.USE_OF),
         "instances": [_instance(instance, numbers) for instance in opened],

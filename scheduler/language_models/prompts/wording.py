@@ -33,11 +33,13 @@ def sentence(wait: Wait) -> str:
     return f"all {wait.instances} instances busy, {place}"
 
 
-def elsewhere(model: str, pages: Mapping[str, str]) -> str:
-    """Where to send requests for a model. pages: of each host that runs it, the page of the model
-    there; "" = other hosts cannot reach its pages.
+def elsewhere(model: str, pages: Mapping[str, str], *, is_passed_on: bool = False) -> str:
+    """Where a model runs, and where to send requests. pages: of each host that runs it, the page of
+    the model there; "" = other hosts cannot reach its pages.
     """
     hosts = " and ".join(pages)
+    if is_passed_on:
+        return f"{model} runs on {hosts}. The endpoint of this host passes requests on."
     known = [page for page in pages.values() if page]
     if not known:
         return f"{model} runs on {hosts}. Send requests to the endpoint for models of that host."

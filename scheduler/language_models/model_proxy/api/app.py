@@ -22,6 +22,7 @@ from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.facts.prompts import DayUse, Service
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.exchange import Exchange, Outlet, Send
+from scheduler.language_models.model_proxy.api.tickets import SCHEME, Tickets
 from scheduler.language_models.model_proxy.api.uploads import SpooledForm
 from scheduler.language_models.model_proxy.facts import (
     Caller,
@@ -83,7 +84,10 @@ class ModelEndpoint:
         companion: Companion | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         address_of: AddressOf | None = None,
+        address: str = "",
     ) -> None:
+        """address: where other hosts reach the endpoint; "" = nowhere."""
+        self._address, self._tickets = address, Tickets(host)
         self._host, self._rate_limit, self._companion = host, rate_limit, companion
         self._limits = limits
         self._address_of = address_of or _peer
@@ -104,7 +108,7 @@ class ModelEndpoint:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._book = Book(self._host)
+        self._book = Book(self._host, self._address)
         async with Upstream(settings.CONFIG.run_as) as self._upstream:
             await self._book.sync()
             tasks = [asyncio.create_task(self._book.run())]
@@ -157,14 +161,19 @@ class ModelEndpoint:
     async def _caller(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """Raises Refused."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
+        is_of_host = scheme.lower() == SCHEME
+        if not is_of_host and scheme.lower() != "bearer":
             # As Anthropic's clients send it.
             token = headers.get("x-api-key", "")
         if not token.strip():
             raise Refused(401, UNAUTHENTICATED, code="missing_api_key")
         try:
-            address = self._address_of(scope)
-            caller = await self._book.caller(token.strip(), address, scope["path"])
+            if is_of_host:
+                user = self._tickets.user_of(token.strip(), _path(scope))
+                caller = None if user is None else await self._book.caller_of_host(user)
+            else:
+                address = self._address_of(scope)
+                caller = await self._book.caller(token.strip(), address, scope["path"])
         except DatabaseError:
             text = "The database does not answer."
             raise Refused(503, text, type_="server_error", retry_after_s=5) from None

@@ -170,6 +170,11 @@ class Board:
             )
         )
 
+    def withdraw(self, place: Place) -> None:
+        """Count nothing: another host answers the request."""
+        place.is_counted = True
+        self._came[place.request.owner] -= 1
+
     def failed(self, place: Place) -> None:
         """Count a request without an answer."""
         place.is_counted = True

@@ -62,8 +62,8 @@ class Database:
 class Book:
     """`run()` until it is cancelled."""
 
-    def __init__(self, host: str) -> None:
-        self.host = host
+    def __init__(self, host: str, address: str = "") -> None:
+        self.host, self._address = host, address
         self._stir = asyncio.Event()
         self.board = Board(self._stir.set)
         self.database = Database("book")
@@ -84,7 +84,7 @@ class Book:
         with Listener(WAKE) as heard:
             loop.add_reader(heard.fileno(), self._hear, heard)
             try:
-                await self._attempt(lambda: rows.reset(self.host))
+                await self._attempt(lambda: rows.begin(self.host, self._address))
                 while True:
                     try:
                         await self.sync()
@@ -163,11 +163,23 @@ class Book:
             return None
         if known is None:
             self._unknown.give_back(address)
+        return self._remembered(token, caller)
+
+    async def caller_of_host(self, user_id: int) -> Caller | None:
+        """The user of a request that another host passes on, at most CALLER_S old."""
+        key = f"user {user_id}"
+        known = self._callers.get(key)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        caller = await self._auth(lambda: rows.caller_of_host(user_id, timezone.now()))
+        return caller and self._remembered(key, caller)
+
+    def _remembered(self, key: str, caller: Caller) -> Caller:
         if len(self._callers) >= MOST_CALLERS:
             self._callers.clear()
         # Also those that are being written: none counts twice, at worst one is not counted yet.
         caller = replace(caller, written=self.board.written_of[caller.name])
-        self._callers[token] = (time.monotonic() + CALLER_S, caller)
+        self._callers[key] = (time.monotonic() + CALLER_S, caller)
         return caller
 
     def close(self) -> None:

@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-from scheduler.facts.prompts import MOST_ATTEMPTS, Wait
+from scheduler.facts.prompts import MOST_ATTEMPTS, Instance, Wait
 from scheduler.language_models.model_proxy.api.board import Board, Place
+from scheduler.language_models.model_proxy.api.tickets import SCHEME, ticket
 from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
 from scheduler.language_models.model_proxy.policy import events, openai
 from scheduler.language_models.model_proxy.senders import (
@@ -19,7 +20,7 @@ from scheduler.language_models.model_proxy.senders import (
     Upstream,
 )
 from scheduler.language_models.prompts.policy.limits import PromptPolicy
-from scheduler.language_models.prompts.wording import retry_after_s, sentence
+from scheduler.language_models.prompts.wording import ASK_AGAIN_S, retry_after_s, sentence
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A waiting stream begins after the first interval; its reason is repeated at the second one.
@@ -27,6 +28,7 @@ FIRST_COMMENT_S, COMMENT_EVERY_S = 1.0, 10.0
 EVENTS = f"{events.TYPE}; charset=utf-8"
 # The server does not do what this request asks for; it is not broken.
 NOT_IMPLEMENTED = 501
+UNAUTHORIZED = 401
 HIGHEST = 599
 ONCE = "It may have worked on the request, so gpucoord does not send it again."
 
@@ -107,6 +109,10 @@ class Outlet:
         await self.end()
 
 
+class RunsElsewhere(Exception):
+    """Only other hosts have ready instances of the model."""
+
+
 class Exchange:
     """wait_s: how long the request may wait for an instance."""
 
@@ -115,10 +121,14 @@ class Exchange:
         self._wait_s = wait_s
 
     async def run(self, request: ModelRequest, caller: Caller) -> None:
-        """Answer the request; its model is the name of a service. Raises Refused.
+        """Answer the request; its model is the name of a service. Raises Refused."""
+        try:
+            await self._run_here(request, caller)
+        except RunsElsewhere:
+            await self._run_elsewhere(request, caller)
 
-        Another instance gets it only if the first one got no byte of it.
-        """
+    async def _run_here(self, request: ModelRequest, caller: Caller) -> None:
+        """Another instance gets it only if the first one got no byte of it."""
         policy = self._board.situation.policy
         problem = ""
         with self._board.enter(request.model, caller.name, request.priority) as place:
@@ -132,6 +142,9 @@ class Exchange:
                         problem = str(error)
                         self._board.retry(place, problem)
                 raise Refused(502, _gave_up(request.model, problem), type_="server_error")
+            except RunsElsewhere:
+                self._board.withdraw(place)
+                raise
             except Refused:
                 if not place.is_counted:
                     self._board.failed(place)
@@ -172,7 +185,10 @@ class Exchange:
         until = time.monotonic() + self._wait_s
         pause = FIRST_COMMENT_S
         while not place.taken.done():
-            self._refuse_elsewhere(request.model)
+            service = self._board.service(request.model)
+            if service is not None and service.elsewhere:
+                # It would wait in vain.
+                raise RunsElsewhere
             left = until - time.monotonic()
             if left <= 0:
                 raise self._too_long(place)
@@ -182,11 +198,61 @@ class Exchange:
                 await self._outlet.comment(sentence(wait) if wait else "waiting")
                 pause = COMMENT_EVERY_S
 
-    def _refuse_elsewhere(self, model: str) -> None:
-        """A request for a model that only other hosts run would wait in vain."""
-        service = self._board.service(model)
-        if service is not None and service.elsewhere:
-            raise Refused(421, service.elsewhere, code="model_on_other_host")
+    async def _run_elsewhere(self, request: ModelRequest, caller: Caller) -> None:
+        """Pass the request on to the endpoint of a host that runs the model, which counts it."""
+        service = self._board.service(request.model)
+        if service is None or caller.is_passed_on or not service.endpoints:
+            # The other host has just found it here.
+            text = service.elsewhere if service else f"There is no model {request.model} any more."
+            raise Refused(421, text, code="model_on_other_host")
+        for there in service.endpoints:
+            try:
+                await self._pass_to(there, request, caller)
+                return
+            except NotReached:
+                continue
+            except InstanceFailed as error:
+                how = f"its host {there.host} did not answer: {error}"
+            except TimeoutError:
+                how = f"its host {there.host} did not answer in time"
+            raise self._broke_off(request.model, how)
+        names = " and ".join(there.host for there in service.endpoints)
+        text = f"{request.model} runs on {names}, whose endpoint can't be reached from here."
+        raise Refused(503, text, type_="server_error", retry_after_s=ASK_AGAIN_S)
+
+    async def _pass_to(self, there: Instance, request: ModelRequest, caller: Caller) -> None:
+        """Raises InstanceFailed, TimeoutError and Refused."""
+        policy = self._board.situation.policy
+        signed = f"{SCHEME} {ticket(there.host, caller.user_id, request.path)}"
+        headers = (
+            *request.headers,
+            (b"authorization", signed.encode()),
+            (openai.PRIORITY_HEADER.lower().encode(), b"%d" % request.priority),
+            (b"prefer", b"wait=%d" % self._wait_s),
+        )
+        # The other endpoint sends comments into a stream that waits.
+        stall_s = max(policy.stall_s, 2 * COMMENT_EVERY_S) if request.streams else None
+        target, body = request.target, request.body
+        async with asyncio.timeout(self._wait_s + policy.answer_s):
+            async with self._upstream.post(there, target, body, stall_s, headers) as reply:
+                await self._pass_reply(reply, there.host)
+            await self._outlet.end()
+
+    async def _pass_reply(self, reply: Reply, host: str) -> None:
+        """The answer of another host's endpoint as it is, also an error."""
+        if reply.status == UNAUTHORIZED:
+            text = f"The host {host} refused the signature: its secret_key or its clock differs."
+            raise Refused(502, text, type_="server_error")
+        pieces = reply.pieces()
+        if self._outlet.is_begun:
+            if reply.status >= 300:
+                raise Refused(reply.status, openai.error_text(await reply.error_body()))
+            _check_stream(reply)
+            pieces = _continued(reply.plain_pieces())
+        else:
+            await self._begin(reply)
+        async for piece in pieces:
+            await self._outlet.piece(piece)
 
     def _too_long(self, place: Place) -> Refused:
         wait = self._board.wait_of(place)

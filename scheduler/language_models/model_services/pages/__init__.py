@@ -153,7 +153,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
         "endpoint_problem": rows.endpoint_problem(),
-        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node),
+        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node)[0],
         "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],

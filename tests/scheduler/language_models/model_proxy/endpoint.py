@@ -152,6 +152,10 @@ class FakeBook:
             return None
         return Caller(user_id=users[token], name=token, may_submit=token != "reader")
 
+    async def caller_of_host(self, user_id: int) -> Caller | None:
+        name = {1: "ada", 2: "bob"}[user_id]
+        return Caller(user_id=user_id, name=name, is_passed_on=True)
+
     def close(self) -> None:
         pass
 
@@ -185,6 +189,17 @@ class Endpoint:
         made = dict.fromkeys(names, 1.0)
         self.board.update(
             Situation(services=services, names=ModelNames(aliases), made=made, policy=self.policy)
+        )
+
+    def show_elsewhere(self, *others: Endpoint) -> None:
+        """Let the endpoint know that only these other hosts run m."""
+        service = Service(
+            id=1, name="m", elsewhere="m runs on west.", endpoints=tuple(
+                Instance(id=0, url=other.url, host=other.book.host) for other in others
+            ),
+        )  # fmt: skip
+        self.board.update(
+            Situation(services=(service,), names=ModelNames({"m": ()}), made={"m": 1.0})
         )
 
     def change(self, **policy: float) -> None:
@@ -233,21 +248,34 @@ class Endpoint:
             writer.close()
 
     @property
+    def busy(self) -> bool:
+        """Whether an instance has a request."""
+        return any(self.board._router.in_flight().values())
+
+    async def is_quiet(self) -> None:
+        """Returns once no instance has a request."""
+        async with asyncio.timeout(LONGEST_S):
+            while self.busy:  # noqa: ASYNC110 - the board has no event for it
+                await asyncio.sleep(0.01)
+
+    @property
     def failing(self) -> dict[int, str]:
         return self.board.take_failing()
 
 
 @asynccontextmanager
-async def endpoint(*servers: ModelServer, limits: Limits | None = None) -> AsyncIterator[Endpoint]:
+async def endpoint(
+    *servers: ModelServer, limits: Limits | None = None, host: str = "here"
+) -> AsyncIterator[Endpoint]:
     made: list[FakeBook] = []
 
-    def book(host: str) -> FakeBook:
+    def book(host: str, _address: str) -> FakeBook:
         made.append(FakeBook(host))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "Book", book)
-        application = app.ModelEndpoint("here", limits=limits or Limits())
+        application = app.ModelEndpoint(host, limits=limits or Limits())
         config = uvicorn.Config(
             application, http=LimitedProtocol, log_config=None, lifespan="on", ws="none",
             server_header=False, access_log=False, timeout_graceful_shutdown=1,

@@ -46,7 +46,7 @@ async def runs_until(loop: Coroutine[Any, Any, None], is_done: Callable[[], bool
 @pytest.fixture
 def book(monkeypatch: pytest.MonkeyPatch) -> Book:
     made = Book("here")
-    monkeypatch.setattr(rows, "reset", lambda host: 0)
+    monkeypatch.setattr(rows, "begin", lambda *_: None)
     monkeypatch.setattr(made._reader, "read", lambda owners, now: rows.Situation())
     return made
 

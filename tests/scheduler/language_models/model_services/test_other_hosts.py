@@ -72,6 +72,21 @@ def test_an_instance_here_or_one_that_may_come_here_takes_requests(
     assert "Send requests" not in as_user(alice).get("/models/tiny/").content.decode()
 
 
+def test_the_endpoint_here_passes_requests_on_if_it_reaches_the_other_one(
+    tiny: ModelService, alice: User, as_user: AsUser
+) -> None:
+    hosts.set_models_address("west", "http://west.example:8001")
+
+    (line,) = as_user(alice).get("/api/models/").json()["models"]
+    service = board_of("east").service("tiny")
+
+    assert line["elsewhere"] == ("tiny runs on west. The endpoint of this host passes requests on.")
+    assert service is not None
+    assert [(one.host, one.url) for one in service.endpoints] == [
+        ("west", "http://west.example:8001/v1")
+    ]
+
+
 def test_a_host_without_pages_for_others_is_named_all_the_same(
     tiny: ModelService, alice: User, as_user: AsUser
 ) -> None:
@@ -105,7 +120,7 @@ def test_the_endpoint_refuses_at_once_and_starts_no_further_instance(tiny: Model
     assert (refused.status, refused.code) == (421, "model_on_other_host")
     assert refused.message == SENTENCE
     _, uses, boots = board.take_changes()
-    assert ([use.failed for use in uses], boots) == ([True], [])
+    assert (uses, boots) == ([], [])
 
 
 def test_the_host_that_has_the_instance_takes_the_request(tiny: ModelService) -> None:
