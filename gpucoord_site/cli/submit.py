@@ -82,11 +82,19 @@ def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, lis
         return options, words
     if not words:
         parser.error("say what to run: gpucoord submit -- python train.py")
-    script = script_files.read(words, copies=not options.no_copy, runs_here=is_local(options))
+    script = script_files.read(
+        words,
+        copies=not options.no_copy,
+        runs_here=is_local(options),
+        elsewhere=bool(options.cwd),
+    )
     if script is None:
+        connection.complain(script_files.unread_options(words))
         return options, words
     connection.complain("\n".join(script.remarks))
     options = parser.parse_args([*script.options, *argv])
+    if script.not_copied:
+        options.left_out = storable({f"copy of {words[0]}": script.not_copied})
     return options, script.argv
 
 
@@ -223,14 +231,16 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
     surroundings: dict[str, Any] = {"umask": f"{umask:03o}", "limits": process_state.soft_limits()}
     if not options.cwd:
         surroundings["cwd"] = _folder(".")
+    surroundings["left_out"] = getattr(options, "left_out", {})
     if not options.clean_env:
-        surroundings |= environment_here(options)
+        here = environment_here(options)
+        surroundings |= here | {"left_out": surroundings["left_out"] | here["left_out"]}
     group, why_not = process_state.chosen_group()
     if group and not why_not:
         surroundings["group"] = group
     elif group:
         connection.complain(f"left out: the group {group} ({why_not})")
-        surroundings["left_out"] = surroundings.get("left_out", {}) | {f"group {group}": why_not}
+        surroundings["left_out"] |= {f"group {group}": why_not}
     return surroundings
 
 

@@ -136,12 +136,14 @@ def _login_path(port: int) -> Path:
     """In /run where this account may write there; only root can have made that folder."""
     folder = local_login.SYSTEM_FOLDER
     if os.geteuid() == 0:
-        folder.mkdir(mode=0o755, exist_ok=True)
+        folder.mkdir(exist_ok=True)
     try:
         owner = folder.stat().st_uid
     except OSError:
         return local_login.shared_path(port)
     if owner == os.geteuid():
+        # All accounts log in there, whatever the umask of the service is.
+        folder.chmod(0o755)
         return local_login.system_path(port)
     return local_login.shared_path(port)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NoReturn
 
 from scheduler.runner.confine import landlock
@@ -28,11 +28,12 @@ READY = b"."
 
 # The stage of a first process that was never started.
 HELD = "held"
-# Where a shell reads the text of a script: a file in memory, since all accounts see arguments.
+# The shell of a copied script reads it from this file in memory. As an argument, all accounts would
+# see it, and shells treat a text in some ways unlike a file.
 SCRIPT_FD = 9
-# On one line with the script's first one, so that the numbers of its lines stay. It closes the
-# file first, so that programs of the script do not inherit it.
-READ_SCRIPT = f'eval "exec {SCRIPT_FD}<&-; $(/bin/cat <&{SCRIPT_FD} || echo exit 127)"'
+SCRIPTS = "script"
+ABOVE = ".above"
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 @dataclass(slots=True)
@@ -59,9 +60,10 @@ class Child:
         return stage, int(number)
 
 
-def fork_job(spec: Spec, log: int, cgroup: Sequence[Path] = ()) -> Child:
+def fork_job(spec: Spec, log: int, folder: Path, cgroup: Sequence[Path] = ()) -> Child:
     """Fork into this cgroup. The child waits: if the runner dies before `go()`, nothing has run.
 
+    folder: of the attempt, for the copy of a script.
     When this returns, it leads a session of its own: its pid is also that of its process group.
     """
     wait_end, go_end = os.pipe()
@@ -69,14 +71,14 @@ def fork_job(spec: Spec, log: int, cgroup: Sequence[Path] = ()) -> Child:
     pid = fork_into(cgroup)
     if pid == 0:
         os.close(go_end)
-        _become(spec, log, wait_end, errors_out)
+        _become(spec, log, wait_end, errors_out, folder)
     os.close(wait_end)
     os.close(errors_out)
     os.read(errors_in, len(READY))
     return Child(pid, errors_in, go_end)
 
 
-def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
+def _become(spec: Spec, log: int, wait_end: int, errors: int, folder: Path) -> NoReturn:
     stage = "runner"
     code = NOT_EXECUTABLE
     try:
@@ -90,6 +92,9 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
         stage = "runner"
         _heed_all_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        script = copied_script(spec.argv, spec.cwd)
+        # Before the account changes, which may not enter the folders above.
+        start = script.open_in(folder) if script else -1
         os.umask(JOB_UMASK if spec.umask is None else spec.umask)
         stage = "account"
         _change_account(spec)
@@ -100,9 +105,11 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
             stage = "landlock"
             landlock.close(spec.closed, spec.opened, spec.readable)
         stage = "command"
-        argv, script = script_apart(spec.argv)
+        argv = spec.argv
         if script:
-            errors = _open_script(script, errors)
+            argv = script.argv
+            errors = script.pass_on(errors)
+            os.fchdir(start)
         _set_soft(spec.limits)
         os.execvpe(argv[0], argv, spec.env)  # noqa: S606
     except OSError as error:
@@ -153,34 +160,72 @@ def _open_stdin(spec: Spec) -> int:
     return descriptor
 
 
-def script_apart(argv: Sequence[str]) -> tuple[list[str], str]:
-    """The arguments without the text of a copied script, and this text; "" = there is none.
+@dataclass(frozen=True, slots=True)
+class CopiedScript:
+    """A script as it was when it was submitted. argv: what starts it, with its name.
 
-    A copied script is the shell that its first line names, -c and its text.
+    Its shell starts in a folder that has this one file. The first line changes to the folder of the
+    job. So the script has the name that its user wrote, such as ./job.sh, and behaves as a file.
     """
-    at = argv.index("-c") if "-c" in argv[:-1] else 0
+
+    argv: list[str]
+    name: str
+    text: str
+
+    def open_in(self, folder: Path) -> int:
+        """The folder where its shell starts, which all accounts may enter; changes the umask.
+
+        The file is a link to the memory that the job gets as SCRIPT_FD. Raises OSError.
+        """
+        *parents, name = PurePath(self.name).parts
+        start = (folder / SCRIPTS).joinpath(*[ABOVE] * parents.count(".."))
+        os.umask(0o066)
+        start.mkdir(parents=True)
+        at = start
+        for part in parents:
+            at = at.parent if part == ".." else at / part
+            at.mkdir(exist_ok=True)
+        (at / name).symlink_to(f"/proc/self/fd/{SCRIPT_FD}")
+        return os.open(start, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def pass_on(self, errors: int) -> int:
+        """Make the text SCRIPT_FD; returns the descriptor of `errors`, which may have its place."""
+        errors = fcntl.fcntl(errors, fcntl.F_DUPFD_CLOEXEC, SCRIPT_FD + 1)
+        descriptor = os.memfd_create("script", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with os.fdopen(os.dup(descriptor), "wb") as memory:
+            memory.write(self.text.encode())
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.dup2(descriptor, SCRIPT_FD)
+        os.set_inheritable(SCRIPT_FD, True)
+        return errors
+
+
+def copied_script(argv: Sequence[str], cwd: str) -> CopiedScript | None:
+    """argv: the shell that the text names in its first line, -c, the text, its path, arguments."""
+    at = argv.index("-c") if "-c" in argv[:-2] else 0
     text = argv[at + 1] if at else ""
-    if not text.startswith("#!"):
-        return list(argv), ""
+    first, _, rest = text.partition("\n")
     try:
-        interpreter = shlex.split(text.split("\n", 1)[0][2:])
+        interpreter = shlex.split(first[2:])
     except ValueError:
-        interpreter = []
-    if interpreter != list(argv[:at]):
-        return list(argv), ""
-    return [*argv[: at + 1], READ_SCRIPT, *argv[at + 2 :]], text
-
-
-def _open_script(text: str, errors: int) -> int:
-    """Open the text for the shell; returns the descriptor of `errors`, which may have its place."""
-    errors = fcntl.fcntl(errors, fcntl.F_DUPFD_CLOEXEC, SCRIPT_FD + 1)
-    descriptor = os.memfd_create("script", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(descriptor), "wb") as memory:
-        memory.write(text.encode())
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    os.dup2(descriptor, SCRIPT_FD)
-    os.set_inheritable(SCRIPT_FD, True)
-    return errors
+        return None
+    if not first.startswith("#!") or interpreter != list(argv[:at]):
+        return None
+    path, *words = argv[at + 2 :]
+    if PurePath(path).name in ("", ".."):
+        return None
+    is_whole = path.startswith("/")
+    name = PurePath(path).name if is_whole else path
+    # bash takes $0 from this variable.
+    whole = f" BASH_ARGV0={shlex.quote(path)};" if is_whole else ""
+    # zsh takes `command` for programs alone.
+    cd = "builtin" if any(PurePath(word).name == "zsh" for word in interpreter) else "command"
+    # The redirection hides the line from a trace (-x).
+    begin = f"exec {SCRIPT_FD}<&-;{whole} {cd} cd -- {shlex.quote(cwd)} && unset OLDPWD;"
+    return CopiedScript(
+        [*interpreter, name, *words], name, f"{{ {begin} }} 2>/dev/null || exit 126\n{rest}"
+    )
 
 
 def _connect(stdin: int, log: int) -> None:

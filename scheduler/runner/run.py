@@ -174,7 +174,7 @@ def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> R
         return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)
     runner.log = _open_log(spec, runner.folder)
     confinement.limit(runner.log)
-    child = launch.fork_job(spec, runner.log, confinement.make_cgroup())
+    child = launch.fork_job(spec, runner.log, runner.folder, confinement.make_cgroup())
     confinement.take_in(child.pid)
     runner.began = time.monotonic()
     runner.job = job = GuardedJob(child.pid, channel)

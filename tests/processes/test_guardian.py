@@ -136,7 +136,7 @@ def test_the_gpu_is_unlocked_when_the_result_is_there(run: Run, tmp_path: Path) 
 
 
 HELD = """
-import os, signal
+import os, pathlib, signal
 from scheduler.runner.guardian import GuardedJob, RunnerState, fork_runner
 from scheduler.runner.launch import Child, fork_job
 from scheduler.runner.spec import Spec
@@ -144,7 +144,7 @@ out = os.dup(1)
 forked = fork_runner()
 if not isinstance(forked, RunnerState):
     spec = Spec(job_id=1, attempt=1, nonce="n", argv=["/bin/echo"], cwd="/", env={}, account="")
-    child = fork_job(spec, out)
+    child = fork_job(spec, out, pathlib.Path())
     GuardedJob(child.pid, forked[0]).starts("/", 1.0, [child.errors, out])
     os.kill(os.getpid(), signal.SIGKILL)
 os.write(forked.files[1], f"{Child(forked.leader, forked.files[0]).failure()}".encode())

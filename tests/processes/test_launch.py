@@ -9,13 +9,13 @@ import pytest
 pytestmark = pytest.mark.processes
 TRIALS = 30
 PROGRAM = """
-import os, sys
+import os, pathlib, sys
 from scheduler.runner.launch import fork_job
 from scheduler.runner.spec import Spec
 spec = Spec(job_id=1, attempt=1, nonce="n", argv=["/bin/true"], cwd="/", env={}, account="root")
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 for _ in range(int(sys.argv[2])):
-    child = fork_job(spec, log)
+    child = fork_job(spec, log, pathlib.Path())
     print(os.getsid(child.pid) == child.pid)
     child.go()
     os.waitpid(child.pid, 0)

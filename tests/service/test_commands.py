@@ -617,7 +617,7 @@ def test_a_python_script_is_run_by_its_interpreter(tmp_path: Path) -> None:
     assert script.argv == ["/usr/bin/env", "python3", path, "x"]
 
 
-@pytest.mark.parametrize(("text", "mode"), [("echo", 0o755), ("\x7fELF", 0o755)])
+@pytest.mark.parametrize(("text", "mode"), [("\x7fELF\0", 0o755), ("\0", 0o644)])
 def test_a_program_is_no_script(tmp_path: Path, text: str, mode: int) -> None:
     assert script_files.read([_script(tmp_path, text, mode)]) is None
     assert script_files.read(["no such file"]) is None
@@ -628,7 +628,7 @@ def test_a_program_is_no_script(tmp_path: Path, text: str, mode: int) -> None:
 def test_a_shell_script_is_copied_with_or_without_options(
     word: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _script(tmp_path, "#!/bin/sh\necho\n", mode)
+    _script(tmp_path, "#!/bin/sh\necho\n", mode)
     monkeypatch.chdir(tmp_path)
 
     script = script_files.read([word, "x"])
@@ -636,8 +636,8 @@ def test_a_shell_script_is_copied_with_or_without_options(
 
     assert script is not None
     assert in_place is not None
-    assert script.argv == ["/bin/sh", "-c", "#!/bin/sh\necho\n", path, "x"]
-    assert in_place.argv == ["/bin/sh", path, "x"]
+    assert script.argv == ["/bin/sh", "-c", "#!/bin/sh\necho\n", word, "x"]
+    assert in_place.argv == ["/bin/sh", word, "x"]
 
 
 def test_a_program_on_the_path_comes_before_a_file_of_its_name(
@@ -764,13 +764,66 @@ def test_options_of_pbs_and_lsf_with_the_same_meaning_are_translated(
     submit.PARSERS["submit"]().parse_args([*script.options, "--", "true"])
 
 
-def test_a_script_that_asks_for_its_own_path_runs_in_place(tmp_path: Path) -> None:
-    text = '#!/bin/bash\nsource "$(dirname "${BASH_SOURCE[0]}")/lib.sh"\n'
-    script = script_files.read([path := _script(tmp_path, text), "--fast"])
+@pytest.mark.parametrize(
+    ("text", "word", "options", "is_copied"),
+    [
+        ("#!/bin/bash\n. $BASH_SOURCE.lib\n", "./job.sh", {}, True),
+        ("#!/bin/bash\n. $BASH_SOURCE.lib\n", "{}/job.sh", {}, False),
+        ("#!/bin/bash\n. $BASH_SOURCE.lib\n", "{}/job.sh", {"runs_here": False}, True),
+        ("#!/bin/bash\n. $BASH_SOURCE.lib\n", "job.sh", {"elsewhere": True}, False),
+        ("#!/bin/bash\n#GPUCOORD --cwd /\n. $BASH_SOURCE.lib\n", "job.sh", {}, False),
+        ("#!/bin/bash\ncd /; $0 again\n", "{}/job.sh", {}, True),
+        ("#!/bin/sh\ncd /; ${0} again\n", "{}/job.sh", {}, False),
+        ("#!/bin/sh\ncd /; ${0} again\n", "./job.sh", {}, True),
+        ("#!/usr/bin/env -S bash -e\n", "./job.sh", {}, True),
+    ],
+)
+def test_a_script_that_finds_itself_runs_in_place_where_a_copy_could_not(
+    text: str,
+    word: str,
+    options: dict[str, bool],
+    is_copied: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _script(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
+
+    script = script_files.read([word.format(tmp_path), "--fast"], **options)
 
     assert script is not None
-    assert script.argv == ["/bin/bash", path, "--fast"]
-    assert "is not copied, because it uses $BASH_SOURCE" in script.remarks[0]
+    assert ("-c" in script.argv, script.not_copied == "") == (is_copied, is_copied)
+    assert script.argv[-1] == "--fast"
+
+
+def test_options_in_an_argument_are_said_to_be_ignored(tmp_path: Path, said: Say) -> None:
+    path = _script(tmp_path, "#!/bin/bash\n#GPUCOORD --gpus 4\n")
+
+    assert submit.main(["-d", "--gpus", "0", "--", "bash", path]) == 0
+
+    assert f"ignored its #GPUCOORD lines; they count in: gpucoord submit {path}" in said()
+
+
+def test_what_was_not_copied_is_left_out_of_the_job(tmp_path: Path) -> None:
+    path = _script(tmp_path, "#!/usr/bin/env python3\n")
+
+    assert submit.main(["-d", "--gpus", "0", path]) == 0
+
+    named = {f"copy of {path}": "it is read when the job starts"}
+    assert named.items() <= Job.objects.get().left_out.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("train.py", "python train.py"), ("./job.sh", "bash job.sh")]
+)
+def test_a_text_without_an_interpreter_is_refused_with_its_program(
+    name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    (tmp_path / name).write_text("#GPUCOORD --gpus 0\nx\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert submit.main(["-d", name]) == 125
+    assert said().endswith(f"start the file by its program: {remedy}\n")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_all_accounts_reach_the_login_socket_under_the_umask_of_systemd(folder: Path) -> None:
+    folder.chmod(0o700)
+
+    assert listeners._login_path(8000).parent == folder
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
 @pytest.fixture
 def logins() -> Iterator[LoginListener]:
     listener = LoginListener(8000, "http://127.0.0.1:8000")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -23,7 +24,7 @@ NEXT = """\
 Next:
   1. gpucoord user add NAME               adds a user of this server
   2. gpucoord quota set NAME --share 30   limits a user
-  3. gpucoord submit -- nvidia-smi        runs a first job
+  3. gpucoord submit {job}   runs a first job
 `gpucoord help installation` explains the settings."""
 
 
@@ -80,7 +81,8 @@ def _finish(system: System, name: str | None, check: Callable[[Sequence[str]], i
     if name is not None:
         folder = setup_steps.UNIT.parent
         print(f"A proxy must serve https://{name}. Examples: {folder}/Caddyfile and nginx.conf")
-    print(NEXT)
+    job = "-- nvidia-smi       " if shutil.which("nvidia-smi") else "--gpus 0 -- hostname"
+    print(NEXT.format(job=job))
     return code
 
 
