@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +19,7 @@ import pytest
 
 from tests.bench.bench_live import Viewer, log_in
 from tests.pace import LONGEST_S
+from tests.processes.model_stand import SERVER
 from tests.processes.service import ROOT, Service, token, wait_until
 from tests.service.postgres_cluster import cluster, free_port
 
@@ -174,6 +178,76 @@ def test_a_host_without_pages_serves_its_logs_to_the_others_and_nothing_else(
         finally:
             west.terminate()
             west.wait(60)
+
+
+def test_two_hosts_share_out_jobs_for_any_host_and_answer_for_each_others_models(
+    url: str, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "east", tmp_path / "west"
+    both = {"DATABASE_URL": url, "GPUCOORD_SIMULATED_GPUS": "1"}
+    with Service(here, GPUCOORD_NODE="east", GPUCOORD_SIMULATED_SEED="1", **both) as east:
+        env = {"GPUCOORD_HOST": "127.0.0.2", "GPUCOORD_ALLOWED_HOSTS": "127.0.0.2"}
+        env |= {"GPUCOORD_JOIN_TOKEN": _prepare(east, here, there), "GPUCOORD_NODE": "west"}
+        env |= {"GPUCOORD_SIMULATED_SEED": "2", "GPUCOORD_MODELS_PORT": str(free_port())}
+        key = token(east)
+        west = Service(there, root=ROOT, **both, **env)
+        with (
+            closing_service(west, "--port", str(free_port())),
+            _api(east.address, {"Authorization": f"Bearer {key}"}) as api,
+        ):
+            wait_until(lambda: _hosts(api) == ["east", "west"], 60, "both hosts")
+            body = {"command": "sleep 600", "gpus": 1, "exclusive": True}
+            _started(api, body | {"host": "east"})
+            # The GPU of east is taken.
+            job = _started(api, body)
+            assert job["host"] == "west"
+            api.post(f"jobs/{job['id']}/cancel/")
+            _check_stream(api, key)
+
+
+def _started(api: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    number = api.post("jobs/", json=body).raise_for_status().json()["id"]
+    return wait_until(lambda: _running(api, number), 60, f"job {number} runs")
+
+
+def _check_stream(api: httpx.Client, key: str) -> None:
+    """The model runs on west alone; a stream comes through the endpoint of east."""
+    command = [sys.executable, str(SERVER), "--model", "{model}", "--port", "{port}"]
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    service = {"name": "m", "command": command, "gpus": 1, "account": account, "min_instances": 1}
+    api.post("models/", json=service).raise_for_status()
+    wait_until(lambda: _ready_on(api) == ["west"], 90, "the model on west")
+    base = wait_until(lambda: api.get("models/").json()["base_url"], 60, "an endpoint on east")
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+    def streamed() -> str | None:
+        address = f"{base}/chat/completions"
+        with httpx.stream("POST", address, json=body, headers=headers, timeout=60) as answer:
+            text = answer.read().decode()
+        return text if answer.status_code == 200 else None
+
+    text = wait_until(streamed, 30, "a stream from west")
+    assert "quick" in text
+    assert text.endswith("data: [DONE]\n\n")
+    api.delete("models/m/")
+    wait_until(lambda: _ready_on(api) == [], 60, "the model has ended")
+
+
+def _ready_on(api: httpx.Client) -> list[str]:
+    models = api.get("models/").json()["models"]
+    return [
+        one["host"] for model in models for one in model["instances"] if one["state"] == "ready"
+    ]
+
+
+@contextmanager
+def closing_service(service: Service, *options: str) -> Iterator[None]:
+    service.start(*options)
+    try:
+        yield
+    finally:
+        service.stop()
 
 
 class LogViewer(Viewer):
