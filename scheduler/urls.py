@@ -30,6 +30,7 @@ urlpatterns = [
     path("batches/<int:pk>/", batch_views.batch, name="batch"),
     path("batches/<int:pk>/cancel/", batch_views.cancel, name="batch-cancel"),
     path("batches/<int:pk>/share/", batch_views.share, name="batch-share"),
+    path("batches/<int:pk>/approve/", batch_views.approve, name="batch-approve"),
     path("batches/<int:pk>/retry/", batch_views.retry, name="batch-retry"),
     path("idle-work/", idle_work_pages.idle_work, name="idle-work"),
     path("jobs/", job_views.jobs, name="jobs"),

@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 def lines(answer: dict[str, Any]) -> Iterator[str]:
     yield f"{answer['id']}"
+    if (answer["exclusive"] or {}).get("approval") == "asked":
+        yield "An operator must approve its exclusive mode. Until then it shares GPUs."
 
 
 def _body(options: Namespace) -> dict[str, Any]:

@@ -101,6 +101,19 @@ class ExclusiveStep(StrEnum):
     ENDED = "ended"
 
 
+class Approval(StrEnum):
+    """Why a batch may be exclusive.
+
+    none: by a quota, or its owner is an operator · share: on as many GPUs as the fair share of its
+    owner is worth · asked: not before an operator approves it · approved.
+    """
+
+    NONE = "none"
+    SHARE = "share"
+    ASKED = "asked"
+    APPROVED = "approved"
+
+
 # In these steps only items of the batch, and models that are loaded again, start on its GPUs.
 RESERVING = (
     ExclusiveStep.ANNOUNCED,

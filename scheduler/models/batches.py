@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
-from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
+from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.models.jobs import EMPTY
 
 OPEN_STATES = (BatchState.RUNNING.value,)
@@ -61,6 +61,7 @@ class ExclusiveRun(models.Model):
     chosen: UUIDs of the GPUs that it may take; [] = all. gpu_uuids: those that it has. reloads: the
     models to load again, {"service": id, "gpus": [uuid]}, in their order. boot: the instance that
     is being loaded. log: [step, time] of each step that began. waits_for: in words.
+    approval: why it may take GPUs.
     """
 
     batch = models.OneToOneField(
@@ -81,6 +82,13 @@ class ExclusiveRun(models.Model):
     waits_for = models.TextField(blank=True)
     waits_for_batch = models.PositiveBigIntegerField(null=True, blank=True)
     stopped_by = models.CharField(max_length=150, blank=True)
+    approval = models.CharField(
+        max_length=10,
+        choices=[(a.value, a.value) for a in Approval],
+        default=Approval.NONE.value,
+        db_default=Approval.NONE.value,
+    )
+    approved_by = models.CharField(max_length=150, blank=True, default="", db_default="")
 
     class Meta:
         indexes = [

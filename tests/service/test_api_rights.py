@@ -68,7 +68,8 @@ CALLS = (
     Call("GET", "/api/batches/{batch}/items/", READ, OWNER),
     Call("POST", "/api/batches/{batch}/cancel/", SUBMIT, OWNER),
     Call("POST", "/api/batches/{batch}/retry-failed/", SUBMIT, OWNER),
-    Call("POST", "/api/batches/{batch}/share/", SUBMIT, OPERATORS),
+    Call("POST", "/api/batches/{batch}/share/", SUBMIT, OWNER),
+    Call("POST", "/api/batches/{batch}/approve-exclusive/", SUBMIT, OPERATORS),
     Call("GET", "/api/idle-templates/", READ, ALL),
     Call(
         "POST",

@@ -7,17 +7,18 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from monitor.runtime.facts import Guard
+from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.execution.steps import gpu_closures
-from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
+from scheduler.facts.batches import Approval, ExclusiveFact, ExclusiveStep
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
+from scheduler.fair_share.rows import Rights
 from scheduler.language_models.model_services import rows as model_rows
 from scheduler.language_models.model_services.steps import effects
 from scheduler.limits.quotas import rows as quota_rows
@@ -30,6 +31,9 @@ from scheduler.submission.batches.rows import exclusive
 
 KIND = "JOB_STEP_FAILED"
 NO_GPU = "a GPU that is idle, or that only models use"
+NO_SHARE = "a larger share of the GPUs: that of its owner is too small for an item"
+# Shares change with the jobs of all users.
+RIGHTS_FOR = timedelta(seconds=10)
 # A boot waits for its place, and then takes up to the time limit of its service.
 PLACED_WITHIN = timedelta(seconds=60)
 # In these steps, idle work that is still on the GPUs of the batch is asked to leave.
@@ -49,6 +53,7 @@ class ExclusiveBatches:
         self._host = host
         self._isolation = ItemIsolation(host, "exclusive batches", guard)
         self._inputs = PlanInputs(host, policy, self._isolation)
+        self._rights: TimedCache[Rights] = TimedCache(Rights, RIGHTS_FOR)
 
     def step(self, now: datetime) -> list[int]:
         """Returns the batches whose step changed."""
@@ -71,7 +76,8 @@ class ExclusiveBatches:
         if run is None:
             return False
         step = ExclusiveStep(run.step)
-        able = self._takeable(run, now) if step is ExclusiveStep.WAITING else []
+        may_take = step is ExclusiveStep.WAITING and run.approval != Approval.ASKED.value
+        able = self._takeable(run, now) if may_take else []
         instances = self._instances(run)
         fact = ExclusiveFact(
             step=step,
@@ -129,14 +135,46 @@ class ExclusiveBatches:
         if fact.step in TAKING:
             _ask_idle_work(run, self._host, run.gpu_uuids, now)
         if fact.step is ExclusiveStep.WAITING:
-            other = exclusive.active(self._host)
-            exclusive.note_wait(run, NO_GPU if other is None else f"batch {other}", other)
+            self._note_wait(run, now)
         elif fact.step is ExclusiveStep.UNLOADING:
             _unload(run, instances, now)
         elif fact.step is ExclusiveStep.WORKING:
             self._leave_windows(run, now)
+            self._leave_above_share(run, now)
         elif fact.step is ExclusiveStep.RELOADING and not fact.boots:
             _load_next(run, now)
+
+    def _note_wait(self, run: ExclusiveRun, now: datetime) -> None:
+        other = exclusive.active(self._host)
+        if run.approval == Approval.ASKED.value:
+            # It shares GPUs meanwhile, also while another batch has some for itself.
+            exclusive.note_wait(run, exclusive.WAITS_FOR_APPROVAL, None)
+        elif other is not None:
+            exclusive.note_wait(run, f"batch {other}", other)
+        else:
+            exclusive.note_wait(run, NO_SHARE if self._most_gpus(run, now) == 0 else NO_GPU, None)
+
+    def _most_gpus(self, run: ExclusiveRun, now: datetime) -> int:
+        """By the owner's quota and fair share, and the number of items."""
+        owner, each = run.batch.owner, _gpus_of_item(run)
+        limits = [max(1, run.batch.total_items * each)]
+        quota = quota_rows.of_person(owner).gpus
+        if quota is not None:
+            limits.append(quota)
+        if run.approval == Approval.SHARE.value:
+            by_share = exclusive.gpus_by_share(owner.username, self._rights(now))
+            limits.append(by_share if by_share >= each else 0)
+        return min(limits)
+
+    def _leave_above_share(self, run: ExclusiveRun, now: datetime) -> None:
+        """Give up GPUs above the share of the owner, which others have reduced meanwhile.
+
+        The GPUs of one item stay, so that the batch goes on.
+        """
+        most = max(_gpus_of_item(run), self._most_gpus(run, now))
+        if run.approval == Approval.SHARE.value and len(run.gpu_uuids) > most:
+            run.gpu_uuids = run.gpu_uuids[:most]
+            run.save(update_fields=["gpu_uuids"])
 
     def _instances(self, run: ExclusiveRun) -> list[ModelInstance]:
         """Instances on the batch's GPUs that have not ended."""
@@ -149,8 +187,8 @@ class ExclusiveBatches:
     def _takeable(self, run: ExclusiveRun, now: datetime) -> list[str]:
         """GPUs that are idle, or have only models that may leave, idle work and own items.
 
-        At most as many as the owner's quota allows, and as the items need: first GPUs without
-        jobs, last those with models.
+        At most as many as the owner's quota and share allow, and as the items need: first GPUs
+        without jobs, last those with models.
         """
         gpus = self._inputs.gpu_slots(now).gpus
         models = _jobs_that_leave(self._host)
@@ -164,7 +202,7 @@ class ExclusiveBatches:
             and gpu.gpu_uuid not in closed
         ]
         able.sort(key=lambda gpu: (bool(models.intersection(gpu.jobs)), bool(gpu.jobs), gpu.index))
-        return [gpu.gpu_uuid for gpu in able[: _most_gpus(run)]]
+        return [gpu.gpu_uuid for gpu in able[: self._most_gpus(run, now)]] if able else []
 
     def _windows(self, run: ExclusiveRun, gpus: Sequence[Slot], now: datetime) -> set[str]:
         """GPUs that time windows close to the batch now."""
@@ -203,13 +241,8 @@ def _is_takeable(gpu: Slot, free: set[int]) -> bool:
     return is_open and not gpu.foreign and free.issuperset(gpu.jobs)
 
 
-def _most_gpus(run: ExclusiveRun) -> int | None:
-    """By the owner's quota and the number of items; None = no limit."""
-    owner = run.batch.owner
-    each = int(run.batch.request.get("gpus") or 1)
-    quota = quota_rows.of_person(owner).gpus
-    needed = max(1, run.batch.total_items * each)
-    return needed if quota is None else min(quota, needed)
+def _gpus_of_item(run: ExclusiveRun) -> int:
+    return int(run.batch.request.get("gpus") or 1)
 
 
 def _jobs_that_leave(host: str) -> set[int]:

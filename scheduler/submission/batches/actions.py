@@ -14,14 +14,15 @@ from monitor.facts.input_rules import is_storable
 from monitor.models import Gpu
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.engines.facts import EngineName
-from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS
+from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS, Approval
 from scheduler.facts.jobs import Refusal
 from scheduler.facts.scripts import Script
+from scheduler.fair_share.rows import Rights
 from scheduler.language_models.model_services.actions import gpu_uuids
-from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import Batch
 from scheduler.submission.batches import policy, rows
 from scheduler.submission.batches.policy import BatchPolicy
+from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import jobs_of
 from scheduler.submission.batches.steps import workers
 from scheduler.submission.intake import actions as intake
@@ -35,7 +36,6 @@ MOST_MISTAKES = 20
 NOT_FOR_ITEMS = frozenset(
     {"array", "array_limit", "begin", "after", "after_success", "stdin_base64", "blocking"}
 )
-NOT_ALLOWED = "Your quota does not allow exclusive batches: use shared, or ask an operator."
 NO_GPUS = "Items without a GPU (gpus 0) cannot take GPUs for themselves."
 TOO_LONG = "Checking the items by the script takes too long; send fewer or shorter ones."
 SHARED = "It applies to exclusive mode only."
@@ -55,13 +55,11 @@ def submit(
     take for itself; () = all.
     """
     request = {name: value for name, value in raw.items() if value not in (None, [], {}, "")}
-    may = owner.is_staff or quota_rows.of_person(owner).exclusive_batches
+    may = exclusive.needs_no_approval(owner)
     chosen = gpu_uuids(list(only_gpus), settings.CONFIG.node)
     refusals = [*_of_items(items), *_of_gpus(chosen, gpu_mode)]
     texts = rows.problems_of_owner(owner, len(items), now)
     refusals += [Refusal(field="items", text=text) for text in texts]
-    if gpu_mode == "exclusive" and not may:
-        refusals.append(Refusal(field="gpu_mode", text=NOT_ALLOWED))
     if refusals:
         raise UnableToSubmit(refusals)
     script = _with_worker(request)
@@ -79,7 +77,11 @@ def submit(
     mode = policy.mode_of(len(items), gpu_mode, gpus=gpus, may=may, policy=rules)
     chosen_gpus = chosen if mode == "exclusive" else None
     work = None if script is None else workers.work_of(first, script)
-    return rows.create(owner, first.label, request, items, now, chosen_gpus, work)
+    approval = Approval.NONE
+    if mode == "exclusive" and not may:
+        by_share = exclusive.gpus_by_share(owner.username, Rights(now, [owner.username]))
+        approval = Approval.SHARE if gpus <= by_share else Approval.ASKED
+    return rows.create(owner, first.label, request, items, now, chosen_gpus, work, approval)
 
 
 def _with_worker(request: Mapping[str, Any]) -> Script | None:

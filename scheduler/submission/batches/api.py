@@ -15,7 +15,7 @@ from ninja.responses import Status
 from pydantic import Field, create_model
 
 from monitor.api.input import RequestBody
-from scheduler.facts.batches import MOST_ITEMS, BatchState, ExclusiveStep, ItemState
+from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Batch, BatchItem, ExclusiveRun
@@ -45,8 +45,9 @@ class NewBatchBody(_Fields):  # type: ignore[misc]  # its fields follow from the
     )
     gpu_mode: Literal["shared", "exclusive"] | None = Field(
         None,
-        description="exclusive: models leave their GPUs for the batch. null: by the number of"
-        " items, if the quota of the owner allows exclusive batches.",
+        description="exclusive: models leave their GPUs for the batch. Without a quota that allows"
+        " it, on as many GPUs as your share is worth, or once an operator approves it. null: by the"
+        " number of items, if a quota allows exclusive batches.",
     )
     only_gpus: list[str] = Field(
         [], description="GPUs that exclusive mode may take, as UUIDs or numbers; [] = all."
@@ -66,6 +67,8 @@ class ExclusiveBody(Schema):
     models_to_load: int = Field(description="Number of models that load again after the batch.")
     waits_for: str | None
     stopped_by: str | None
+    approval: Approval
+    approved_by: str | None
     steps: list[StepBody] = Field(description="The steps so far.")
 
 
@@ -208,13 +211,23 @@ def retry_failed(request: HttpRequest, batch_id: int) -> dict[str, Any]:
 
 @router.post("{int:batch_id}/share/", response=Shared, summary="End exclusive mode")
 def share(request: HttpRequest, batch_id: int) -> dict[str, Any]:
-    """Operators only. Models load again, and the batch goes on sharing GPUs. Idempotent."""
-    batch, person = _batch(batch_id), _person(request)
-    if not person.is_staff:
-        raise HttpError(403, "Only operators may end the exclusive mode of a batch.")
-    exclusive.stop(batch, person.username, timezone.now())
+    """Models load again, and the batch goes on sharing GPUs. Declines a request. Idempotent."""
+    batch = _own(request, batch_id, "end the exclusive mode of")
+    exclusive.stop(batch, _person(request).username, timezone.now())
     batch.refresh_from_db()
     return {"id": batch.pk, "state": batch.state, "gpu_mode": batch.gpu_mode}
+
+
+@router.post(
+    "{int:batch_id}/approve-exclusive/", response=ItemBatchBody, summary="Approve exclusive mode"
+)
+def approve_exclusive(request: HttpRequest, batch_id: int) -> dict[str, Any]:
+    """Operators only: the batch may take the GPUs that it asks for. Idempotent."""
+    batch, person = _batch(batch_id), _person(request)
+    if not person.is_staff:
+        raise HttpError(403, "Only operators may approve the exclusive mode of a batch.")
+    exclusive.approve(batch, person.username, timezone.now())
+    return body(batch)
 
 
 def line(batch: Batch) -> dict[str, Any]:
@@ -256,6 +269,8 @@ def _exclusive(run: ExclusiveRun) -> dict[str, Any]:
         "models_to_load": len(run.reloads),
         "waits_for": run.waits_for or None,
         "stopped_by": run.stopped_by or None,
+        "approval": run.approval,
+        "approved_by": run.approved_by or None,
         "steps": [{"step": step, "at": at} for step, at in run.log],
     }
 

@@ -16,7 +16,8 @@ from django.template.defaultfilters import pluralize
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
+from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
+from scheduler.fair_share.rows import Rights
 from scheduler.jobs.pages.lines import gpu_links
 from scheduler.models import Batch, ExclusiveRun
 from scheduler.submission.batches import actions, live, policy, rows
@@ -33,13 +34,14 @@ LARGEST_UPLOAD = 2 * 1024**2
 def batches(request: HttpRequest) -> HttpResponse:
     """All batches, newest first, and the form for a new one."""
     is_posted = request.method == "POST"
+    person, now = cast(User, request.user), timezone.now()
     form = BatchForm(request.POST, request.FILES) if is_posted else BatchForm()
-    if is_posted and (batch := form.submitted_by(cast(User, request.user))):
+    if is_posted and (batch := form.submitted_by(person)):
         return redirect("batch", batch.pk)
     listed = Batch.objects.select_related("owner").order_by("-id")
     page = Paginator(listed, PER_PAGE).get_page(request.GET.get("page", "1"))
-    panels = live.load(timezone.now())
-    context = {"form": form, "page": page, **panels}
+    form.fields["gpu_mode"].help_text = exclusive_help(person, now)
+    context = {"form": form, "page": page, "pending": exclusive.pending(person), **live.load(now)}
     return render(request, "scheduler/batches.html", context, status=422 if form.errors else 200)
 
 
@@ -64,7 +66,9 @@ def batch(request: HttpRequest, pk: int) -> HttpResponse:
         context["run"] = run
         context["panel"] = live.panel(row, run, now)
         context["steps"] = [(step, datetime.fromisoformat(at)) for step, at in run.log]
-        context["may_share"] = run.step != ExclusiveStep.ENDED.value and not run.stopped_by
+        is_open = run.step != ExclusiveStep.ENDED.value and not run.stopped_by
+        context["may_share"] = is_open and context["may_see"]
+        context["is_asked"] = is_open and run.approval == Approval.ASKED.value
     if context["may_see"]:
         items = row.items.order_by("index")
         items = items.filter(status=chosen) if context["chosen"] else items
@@ -84,13 +88,38 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def share(request: HttpRequest, pk: int) -> HttpResponse:
-    """End the exclusive mode; the batch goes on sharing GPUs."""
+    """End the exclusive mode, or decline it; the batch goes on sharing GPUs."""
+    if exclusive.stop(_changeable(request, pk), request.user.get_username(), timezone.now()):
+        messages.info(request, "The batch shares GPUs with other jobs.")
+    return redirect("batch", pk)
+
+
+@require_POST
+def approve(request: HttpRequest, pk: int) -> HttpResponse:
+    """Let a batch take the GPUs that it asks for."""
     row, person = _batch(pk), cast(User, request.user)
     if not person.is_staff:
         raise PermissionDenied
-    if exclusive.stop(row, person.username, timezone.now()):
-        messages.info(request, "Models load again. The batch goes on sharing GPUs.")
+    if exclusive.approve(row, person.username, timezone.now()):
+        messages.info(request, "The batch takes its GPUs as soon as they are free.")
     return redirect("batch", pk)
+
+
+def exclusive_help(person: User, now: datetime) -> str:
+    """What an exclusive batch of this user may take now, before it is submitted."""
+    about = "Exclusive: models leave their GPUs for the batch, and load again after it."
+    if exclusive.needs_no_approval(person):
+        return about
+    count = exclusive.gpus_by_share(person.username, Rights(now, [person.username]))
+    if not count:
+        need = "Your share is worth less than one GPU now, so an operator must approve it."
+    else:
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        need = (
+            f"By your share, it takes at most {gpus} now. If an item needs more, an operator must"
+            " approve it."
+        )
+    return f"{about} {need} Until then, the batch shares GPUs."
 
 
 @require_POST
@@ -152,7 +181,6 @@ class BatchForm(forms.Form):
             ("shared", "shared with other jobs"),
             ("exclusive", "exclusive"),
         ],
-        help_text="Exclusive: models leave their GPUs for the batch, and load again after it.",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

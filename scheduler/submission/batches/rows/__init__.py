@@ -22,6 +22,7 @@ from scheduler.facts.batches import (
     MOST_ITEMS_A_DAY,
     MOST_OPEN_BATCHES,
     OPEN_ITEMS,
+    Approval,
     BatchState,
     BatchWork,
     ItemState,
@@ -48,10 +49,12 @@ def create(
     now: datetime,
     chosen_gpus: Sequence[str] | None = None,
     work: Mapping[str, Any] | None = None,
+    approval: Approval = Approval.NONE,
 ) -> Batch:
     """Store a batch with all its items, or nothing. Durable on return.
 
     chosen_gpus: it takes GPUs for itself, of these only, [] = of all; None: it shares GPUs.
+    approval: why it may.
     work: what its workers get with each item; None: its items become jobs.
     """
     with synced(), transaction.atomic():
@@ -66,7 +69,7 @@ def create(
             created_at=now,
         )
         if chosen_gpus is not None:
-            exclusive.begin(batch, chosen_gpus, now)
+            exclusive.begin(batch, chosen_gpus, now, approval)
         BatchItem.objects.bulk_create(
             (BatchItem(batch=batch, index=n, input=item) for n, item in enumerate(items)),
             batch_size=CHUNK,

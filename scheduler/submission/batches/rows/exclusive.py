@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import floor
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import QuerySet
 
 from monitor.journal.rows import events
 from monitor.runtime.rows.wakeups import wake
-from scheduler.facts.batches import OPEN_ITEMS, RESERVING, BatchState, ExclusiveStep
+from scheduler.facts.batches import OPEN_ITEMS, RESERVING, Approval, BatchState, ExclusiveStep
 from scheduler.facts.jobs import JobState
+from scheduler.fair_share.rows import Rights
+from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import Batch, ExclusiveRun, Job, ModelInstance, ModelService
 
+# Shares are fractions that add up to 1 only nearly.
+ROUNDING = 1e-6
 _RESERVING = tuple(step.value for step in RESERVING)
 TEXTS: Mapping[ExclusiveStep, str] = {
     ExclusiveStep.ANNOUNCED: "takes {gpus} in exclusive mode",
@@ -29,9 +36,57 @@ TEXTS: Mapping[ExclusiveStep, str] = {
 }
 
 
-def begin(batch: Batch, chosen: Sequence[str], now: datetime) -> ExclusiveRun:
+WAITS_FOR_APPROVAL = "the approval of an operator"
+
+
+def needs_no_approval(owner: User) -> bool:
+    """Whether a batch of this user may take any number of GPUs within the quota."""
+    return owner.is_staff or quota_rows.of_person(owner).exclusive_batches
+
+
+def gpus_by_share(owner: str, rights: Rights) -> int:
+    """The number of GPUs that the fair share of a user is worth now, without fractions."""
+    gpus = len(rights.snapshot.capacity.gpu_uuids)
+    return floor(rights.fair_share(owner) * gpus + ROUNDING)
+
+
+def begin(
+    batch: Batch, chosen: Sequence[str], now: datetime, approval: Approval = Approval.NONE
+) -> ExclusiveRun:
     """Let a batch wait for its GPUs. The caller opens the transaction."""
-    return ExclusiveRun.objects.create(batch=batch, since=now, chosen=list(chosen))
+    is_asked = approval is Approval.ASKED
+    if is_asked:
+        text = f"{batch.owner.username} asks for the exclusive mode of {batch}"
+        events.add("BATCH_EXCLUSIVE", text, now=now, owner=batch.owner.username)
+    return ExclusiveRun.objects.create(
+        batch=batch,
+        since=now,
+        chosen=list(chosen),
+        approval=approval.value,
+        waits_for=WAITS_FOR_APPROVAL if is_asked else "",
+    )
+
+
+def pending(person: User) -> QuerySet[ExclusiveRun]:
+    """Requests for exclusive mode that wait for an operator: all for operators, else one's own."""
+    rows = ExclusiveRun.objects.exclude(step=ExclusiveStep.ENDED.value)
+    rows = rows.filter(approval=Approval.ASKED.value, stopped_by="").order_by("batch_id")
+    rows = rows.select_related("batch__owner")
+    return rows if person.is_staff else rows.filter(batch__owner=person)
+
+
+def approve(batch: Batch, by: str, now: datetime) -> bool:
+    """Let a batch take the GPUs that it asks for. False: it does not ask, or not any more."""
+    with transaction.atomic():
+        asked = ExclusiveRun.objects.filter(pk=batch.pk, approval=Approval.ASKED.value)
+        asked = asked.filter(stopped_by="").exclude(step=ExclusiveStep.ENDED.value)
+        if not asked.update(approval=Approval.APPROVED.value, approved_by=by, waits_for=""):
+            return False
+        text = f"{by} approved the exclusive mode of {batch}"
+        events.add("BATCH_EXCLUSIVE", text, now=now, owner=batch.owner.username)
+        wake("scheduler")
+        wake("live")
+    return True
 
 
 def open_runs(host: str) -> list[ExclusiveRun]:

@@ -15,6 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from gpucoord_site.cli.batch import UnreadableInput, items_of
+from monitor.models import Event
 from scheduler.facts.batches import MOST_ITEMS
 from scheduler.models import Batch, Job, Quota, ScriptDefinition
 from scheduler.submission.batches import rows
@@ -186,7 +187,6 @@ def test_cancelling_takes_one_statement_for_all_items(alice: User) -> None:
         ({"command": "x", "items": ["a\nb"]}, "items"),
         ({"items": ["a"]}, "command"),
         ({"script": "none", "items": ["a"]}, "script"),
-        ({"command": "x", "items": ["a"], "gpu_mode": "exclusive"}, "gpu_mode"),
         ({"command": "x", "items": ["a"], "array": "0-3"}, "array"),
         ({"command": "x", "items": ["a"], "gpu_memory": "much"}, "gpu_memory"),
     ],
@@ -384,21 +384,62 @@ def test_a_batch_runs_through_restarts_of_the_scheduler(scheduler: Scheduler, ro
 
 
 @pytest.mark.django_db
-def test_only_operators_end_the_exclusive_mode_by_rest(alice: User, root: User) -> None:
+def test_the_owner_and_operators_end_the_exclusive_mode_by_rest(
+    alice: User, bob: User, root: User
+) -> None:
     Quota.objects.create(user=alice, exclusive_batches=True)
     batch = submitted(alice, ["one"], gpus=1, gpu_mode="exclusive")
 
     assert logged_in(alice).get(f"/api/batches/{batch.pk}/").json()["exclusive"]["step"] == (
         "waiting"
     )
-    assert post(alice, f"/api/batches/{batch.pk}/share/").status_code == 403
+    assert post(bob, f"/api/batches/{batch.pk}/share/").status_code == 403
     assert post(root, f"/api/batches/{batch.pk}/share/").json()["gpu_mode"] == "shared"
     body = logged_in(alice).get(f"/api/batches/{batch.pk}/").json()
     assert body["exclusive"]["stopped_by"] == "root"
+    other = submitted(alice, ["one"], gpus=1, gpu_mode="exclusive")
+    assert post(alice, f"/api/batches/{other.pk}/share/").json()["gpu_mode"] == "shared"
 
 
 @pytest.mark.django_db
-def test_unknown_gpus_and_forbidden_modes_name_their_field(alice: User, root: User) -> None:
+def test_a_user_without_a_gpu_of_their_share_asks_for_exclusive_mode(
+    alice: User, bob: User, root: User
+) -> None:
+    def page(person: User, path: str) -> str:
+        return logged_in(person).get(path).content.decode()
+
+    assert "so an operator must approve it" in page(alice, "/batches/")
+    assert "operator must approve" not in page(root, "/batches/")
+    batch = submitted(alice, ["one"], gpus=1, gpu_mode="exclusive")
+    path, request = f"/batches/{batch.pk}/", "Requests for exclusive mode"
+
+    assert request in page(alice, "/batches/")
+    assert request in page(root, "/batches/")
+    assert request not in page(bob, "/batches/")
+    assert "Withdraw" in page(alice, path)
+    assert "Approve" in page(root, path)
+    assert "alice asks for exclusive mode" in page(bob, path)
+    assert logged_in(alice).post(f"{path}approve/").status_code == 403
+    assert logged_in(root).post(f"{path}approve/").status_code == 302
+    body = logged_in(bob).get(f"/api/batches/{batch.pk}/").json()["exclusive"]
+    assert (body["approval"], body["approved_by"]) == ("approved", "root")
+    assert request not in page(root, "/batches/")
+    texts = list(Event.objects.filter(kind="BATCH_EXCLUSIVE").values_list("text", flat=True))
+    assert len(texts) == 2
+
+
+@pytest.mark.django_db
+def test_a_request_that_was_withdrawn_is_not_approved(alice: User, root: User) -> None:
+    batch = submitted(alice, ["one"], gpus=1, gpu_mode="exclusive")
+    post(alice, f"/api/batches/{batch.pk}/share/")
+
+    body = post(root, f"/api/batches/{batch.pk}/approve-exclusive/").json()
+
+    assert (body["gpu_mode"], body["exclusive"]["approval"]) == ("shared", "asked")
+
+
+@pytest.mark.django_db
+def test_unknown_gpus_and_impossible_modes_name_their_field(root: User) -> None:
     def wrong(person: User, **more: Any) -> list[tuple[str, str]]:
         answer = post(person, "/api/batches/", {"command": "true", "items": ["a"], **more})
         assert answer.status_code == 422
@@ -407,5 +448,4 @@ def test_unknown_gpus_and_forbidden_modes_name_their_field(alice: User, root: Us
     assert wrong(root, gpu_mode="exclusive", only_gpus=["77"])[0] == (
         "only_gpus", "There is no GPU 77.",
     )  # fmt: skip
-    assert wrong(alice, gpu_mode="exclusive")[0][0] == "gpu_mode"
     assert "without a GPU" in wrong(root, gpu_mode="exclusive", gpus=0)[0][1]

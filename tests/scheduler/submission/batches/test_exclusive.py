@@ -10,12 +10,20 @@ from django.contrib.auth.models import User
 from monitor.models import Event
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
-from scheduler.models import Attempt, Batch, Job, ModelInstance, ModelService, Quota, TimeWindow
+from scheduler.models import (
+    Attempt,
+    Batch,
+    HostCapacity,
+    Job,
+    ModelInstance,
+    ModelService,
+    Quota,
+    TimeWindow,
+)
 from scheduler.submission.batches.policy import BatchPolicy, mode_of, next_step
 from scheduler.submission.batches.rows import exclusive
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from tests.builders import NOW, gpu_uuid
-from tests.scheduler.submission.batches.exclusive_box import Box
+from tests.builders import GIB, NOW, gpu_uuid
+from tests.scheduler.submission.batches.exclusive_box import HOST, Box
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 S = ExclusiveStep
@@ -328,11 +336,71 @@ def test_large_batches_are_exclusive_for_those_who_may(root: User, alice: User) 
     assert box.batch(root, items=49, mode=None).gpu_mode == "shared"
     assert box.batch(root, items=50, mode="shared").gpu_mode == "shared"
     assert box.batch(alice, items=50, mode=None).gpu_mode == "shared"
-    with pytest.raises(UnableToSubmit, match="quota does not allow"):
-        box.batch(alice, items=2)
+    assert box.batch(alice, items=2).exclusive_run.approval == "asked"
     Quota.objects.create(user=alice, exclusive_batches=True)
     assert box.batch(alice, items=50, mode=None).gpu_mode == "exclusive"
-    assert box.batch(alice, items=2).gpu_mode == "exclusive"
+    assert box.batch(alice, items=2).exclusive_run.approval == "none"
+
+
+def shared_out(gpus: int) -> None:
+    """The GPUs of the box count for shares."""
+    uuids = [gpu_uuid(index) for index in range(gpus)]
+    HostCapacity.objects.create(host=HOST, at=NOW, gpu_uuids=uuids, gpu_bytes=80 * GIB)
+
+
+def wants(box: Box, user: User, share_pct: float, jobs: int) -> None:
+    """The user has a quota, and more waiting jobs than that is worth."""
+    Quota.objects.create(user=user, share_pct=share_pct)
+    for _ in range(jobs):
+        box.job(user)
+
+
+def test_a_user_takes_as_many_gpus_as_the_own_share_is_worth(alice: User, bob: User) -> None:
+    box = Box(gpus=4)
+    shared_out(4)
+    wants(box, bob, share_pct=50, jobs=4)
+    Quota.objects.create(user=alice, share_pct=50)
+
+    run = box.until(box.batch(alice, items=40), "working")
+
+    assert (run.approval, len(run.gpu_uuids)) == ("share", 2)
+
+
+def test_a_user_gives_gpus_up_when_the_own_share_shrinks(alice: User, bob: User) -> None:
+    box = Box(gpus=4)
+    shared_out(4)
+    Quota.objects.create(user=alice, share_pct=25)
+    batch = box.batch(alice, items=400)
+    assert len(box.until(batch, "working").gpu_uuids) == 4
+    wants(box, bob, share_pct=75, jobs=4)
+
+    box.tick(4)
+
+    assert len(box.run(batch).gpu_uuids) == 1
+
+
+@pytest.mark.parametrize("is_approved", [True, False])
+def test_a_user_whose_share_is_less_than_a_gpu_needs_the_approval_of_an_operator(
+    alice: User, bob: User, is_approved: bool
+) -> None:
+    box = Box(gpus=3)
+    shared_out(3)
+    wants(box, bob, share_pct=90, jobs=4)
+    Quota.objects.create(user=alice, share_pct=10)
+    batch = box.batch(alice, items=100)
+
+    box.tick(5)
+
+    run = box.run(batch)
+    assert (run.step, run.waits_for) == ("waiting", "the approval of an operator")
+    # It shares GPUs meanwhile.
+    assert batch.items.exclude(job=None).exists()
+    if is_approved:
+        exclusive.approve(batch, "root", box.now)
+        assert box.until(batch, "working").gpu_uuids
+    else:
+        exclusive.stop(batch, "root", box.now)
+        assert not box.until(batch, "ended").gpu_uuids
 
 
 def test_items_without_a_gpu_share_by_themselves() -> None:
