@@ -39,7 +39,7 @@ class ClaimFact:
     kept until the memory of its processes is free. `holder`: of a lock, its holder in words; of a
     job, the owner's agent that submitted it, "" = none.
     `phase`: of a model: "booting", "ready", "busy", "sleeping"; of a worker of a batch: "booting",
-    "busy"; "" = unknown.
+    "busy"; of another job "busy" once it has reported progress; "" = unknown.
     `task`: the job's name. `script`: the registered script that it runs; "" = another command.
     """
 

@@ -24,6 +24,7 @@ LABELS = {
     "keep_alive_s": "Unload when idle for (seconds)",
     "min_residency_s": "Least time between boot and eviction (seconds)",
     "boot_timeout_s": "Time for a boot (seconds)",
+    "boot_s": "Usual time of a boot (seconds)",
     "memory_mib": "GPU memory (MiB)",
 }
 HELP = {
@@ -42,6 +43,7 @@ HELP = {
     "prediction": "suggest: the page shows how many instances the next hour needs. automatic:"
     " they are started before the hour.",
     "keep_alive_s": "Empty: it is not unloaded for being idle.",
+    "boot_s": "It counts until the first boot is measured. Empty: by the size of the model.",
     "sleep_path": "Such as /sleep?level={level}: it unloads the model and keeps the process."
     " Empty: the process is stopped.",
     "wake_path": "Such as /wake_up: it loads the model again.",

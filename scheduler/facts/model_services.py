@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -166,16 +167,22 @@ class InstanceFact:
 
 # The user who owns the jobs of instances. It has no quota, and cannot log in.
 OWNER = "gpucoord-models"
-EXPECTED_BOOT_S = {
-    "qwen2.5:14b": 160.0,
-    "qwen2.5:7b": 120.0,
-    "whisper:small.en": 5.0,
-    "sentence-transformers": 3.0,
-}
+# Of kinds of models that load fast, by the begin of the name.
+FAST_BOOT_S = {"whisper": 5.0, "sentence-transformers": 3.0}
+# Of language models: up to so many billions of parameters.
+BOOT_S_BY_SIZE = ((4.0, 60.0), (10.0, 120.0), (20.0, 160.0), (40.0, 240.0))
+LARGEST_BOOT_S = 360.0
 DEFAULT_BOOT_S = 120.0
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,2})?)b(?![a-z0-9])", re.IGNORECASE)
 WAKE_S = 5.0
 
 
 def shipped_boot_s(name: str) -> float:
-    """The boot seconds of a model before one was measured."""
-    return EXPECTED_BOOT_S.get(name, DEFAULT_BOOT_S)
+    """The boot seconds of a model before one was measured, by the size in its name."""
+    for begin, seconds in FAST_BOOT_S.items():
+        if name.startswith(begin):
+            return seconds
+    if (size := _SIZE.search(name)) is None:
+        return DEFAULT_BOOT_S
+    classes = (seconds for most, seconds in BOOT_S_BY_SIZE if float(size[1]) <= most)
+    return next(classes, LARGEST_BOOT_S)

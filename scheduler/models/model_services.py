@@ -53,6 +53,10 @@ class ModelService(models.Model):
     boot_timeout_s = models.PositiveIntegerField(
         default=600, validators=[MinValueValidator(1), MaxValueValidator(86_400)]
     )
+    # None = by its size.
+    boot_s = models.PositiveIntegerField(
+        "usual boot time", null=True, blank=True, validators=[MaxValueValidator(86_400)]
+    )
     sleep_path = models.CharField(max_length=200, blank=True)
     wake_path = models.CharField(max_length=200, blank=True)
     account = models.CharField("runs as", max_length=150, blank=True)

@@ -83,6 +83,9 @@ def store(
             host=attempt.host, freed_at=None, job_ref=str(attempt.job_id), until_at=None
         )
         claims.update(progress=fraction, ends_at=ends.p50 if ends else None)
+        if fraction is not None and attempt.job.worker_batch is None:
+            # It works, also if the driver lists no process of it. A worker says it by itself.
+            claims.filter(phase="").update(phase="busy")
     return bool(is_stored)
 
 

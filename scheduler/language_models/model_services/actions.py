@@ -42,7 +42,7 @@ COLUMNS = (
     "name", "aliases", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib",
     "on_gpus", "min_instances", "max_instances", "concurrency", "role", "pin", "prediction",
     "keep_alive_s",
-    "min_residency_s", "boot_timeout_s", "sleep_path", "wake_path", "account",
+    "min_residency_s", "boot_timeout_s", "boot_s", "sleep_path", "wake_path", "account",
 )  # fmt: skip
 
 

@@ -86,6 +86,11 @@ class ModelChange(RequestBody):
         None, description="Least time between its boot and an eviction, such as 60s."
     )
     boot_timeout: PlainText | float | None = None
+    usual_boot: PlainText | float | None = Field(
+        None,
+        description='Expected time of a boot until one is measured, such as "90s"; "" = by the'
+        " size of the model.",
+    )
     sleep_path: PlainText | None = Field(None, max_length=200)
     wake_path: PlainText | None = Field(None, max_length=200)
 
@@ -172,10 +177,13 @@ class ModelLine(Schema):
     keep_alive_s: int | None
     min_residency_s: int
     boot_timeout_s: int
+    boot_s: int | None = Field(description="As stated by an operator; null: by its size.")
     sleep_path: str
     wake_path: str
     account: str
-    expected_boot_s: float = Field(description="Learned, or the shipped value.")
+    expected_boot_s: float = Field(
+        description="Learned, else as stated, else by the size of the model."
+    )
     elsewhere: str = Field(
         description="Which hosts run it, and where to send requests, if only other hosts have ready"
         ' instances; "" = here.'
@@ -315,6 +323,7 @@ READERS: dict[str, tuple[str, Any]] = {
     "keep_alive": ("keep_alive_s", _keep_alive),
     "min_residency": ("min_residency_s", _seconds),
     "boot_timeout": ("boot_timeout_s", _seconds),
+    "usual_boot": ("boot_s", lambda value: _seconds(value) if value != "" else None),
     "on_gpus": ("on_gpus", _gpu_list),
 }
 FIELDS = {column: name for name, (column, _) in READERS.items()}

@@ -106,7 +106,7 @@ def approve(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def exclusive_help(person: User, now: datetime) -> str:
-    """What an exclusive batch of this user may take now, before it is submitted."""
+    """The help text of the GPU mode: the GPUs that a batch of this user may take now."""
     about = "Exclusive: models leave their GPUs for the batch, and load again after it."
     if exclusive.needs_no_approval(person):
         return about

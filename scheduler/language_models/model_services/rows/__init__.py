@@ -121,11 +121,14 @@ def service_fact(row: ModelService) -> ServiceFact:
 
 
 def expected_boot_s(row: ModelService, gpu_model: str | None = None) -> float:
-    """The learned boot seconds on this GPU model, else the worst learned ones, else as shipped."""
+    """The learned boot seconds on this GPU model, else the worst learned ones.
+
+    Before the first boot: as the service states, else as shipped for its size.
+    """
     boots = [boot for boot in row.boots.all() if boot.boot_s is not None]
     same = [boot.boot_s or 0.0 for boot in boots if boot.gpu_model == gpu_model]
     known = same or [boot.boot_s or 0.0 for boot in boots]
-    return max(known, default=shipped_boot_s(row.name))
+    return max(known, default=float(row.boot_s or 0) or shipped_boot_s(row.name))
 
 
 def instance_fact(row: ModelInstance) -> InstanceFact:

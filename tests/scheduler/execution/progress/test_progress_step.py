@@ -11,6 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.models import Claim
 from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
@@ -54,6 +55,8 @@ def test_a_line_in_the_log_is_stored_with_the_attempt_and_its_gpu(
     assert attempt.ends_p50_at == NOW + timedelta(seconds=242)
     (task,) = snapshots.gpu_tasks()[gpu_uuid(0)]
     assert (task.name, task.percent, task.ends_at) == ("whisper", 25, attempt.ends_p50_at)
+    # It works, also if no process was seen on its GPU yet.
+    assert Claim.objects.get().phase == "busy"
 
 
 @pytest.mark.parametrize("in_log", [True, False])

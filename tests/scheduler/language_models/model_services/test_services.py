@@ -238,6 +238,9 @@ def test_a_shipped_template_is_a_valid_command_and_stands_in_the_docs(name: str)
         ("whisper:small.en", 5.0),
         ("sentence-transformers", 3.0),
         ("another", 120.0),
+        ("llama-3.2-3B-instruct", 60.0),
+        ("mixtral-70b", 360.0),
+        ("gpt-4b2", 120.0),
     ],
 )
 def test_the_shipped_boot_time_holds_before_the_first_boot(name: str, seconds: float) -> None:
@@ -253,6 +256,18 @@ def test_a_learned_boot_time_replaces_the_shipped_one() -> None:
     assert before == 120.0
     assert rows.expected_boot_s(small, "H100") == 85.0
     assert rows.expected_boot_s(small) == 140.0
+
+
+def test_a_stated_boot_time_holds_until_one_is_learned(operator: Client) -> None:
+    body = {"name": "small", "command": COMMAND, "usual_boot": "45s"}
+    answer = send(operator, "post", "/api/models/", body).json()
+    row = ModelService.objects.get()
+
+    assert (answer["boot_s"], answer["expected_boot_s"]) == (45, 45.0)
+    row.boots.create(gpu_model="H100", boot_s=85.0, boots=1, measured_at=NOW)
+    assert rows.expected_boot_s(row) == 85.0
+    changed = send(operator, "patch", "/api/models/small/", {"usual_boot": ""})
+    assert changed.json()["boot_s"] is None
 
 
 def test_an_instance_is_idle_since_its_last_request() -> None:
