@@ -78,9 +78,9 @@ def pending(person: User) -> QuerySet[ExclusiveRun]:
 def approve(batch: Batch, by: str, now: datetime) -> bool:
     """Let a batch take the GPUs that it asks for. False: it does not ask, or not any more."""
     with transaction.atomic():
-        asked = ExclusiveRun.objects.filter(pk=batch.pk, approval=Approval.ASKED.value)
-        asked = asked.filter(stopped_by="").exclude(step=ExclusiveStep.ENDED.value)
-        if not asked.update(approval=Approval.APPROVED.value, approved_by=by, waits_for=""):
+        rows = ExclusiveRun.objects.filter(pk=batch.pk, approval=Approval.ASKED.value)
+        rows = rows.filter(stopped_by="").exclude(step=ExclusiveStep.ENDED.value)
+        if not rows.update(approval=Approval.APPROVED.value, approved_by=by, waits_for=""):
             return False
         text = f"{by} approved the exclusive mode of {batch}"
         events.add("BATCH_EXCLUSIVE", text, now=now, owner=batch.owner.username)
