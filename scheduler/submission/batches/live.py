@@ -80,7 +80,9 @@ class BatchPanel:
 
     @property
     def mode(self) -> str:
-        return "BATCH (exclusive)" if self.step else "BATCH (shared)"
+        """A batch that waits for its GPUs shares others meanwhile."""
+        is_shared = self.step in ("", ExclusiveStep.WAITING.value)
+        return "BATCH (shared)" if is_shared else "BATCH (exclusive)"
 
 
 def running(now: datetime) -> tuple[BatchPanel, ...]:
