@@ -18,6 +18,7 @@
   const feed = document.getElementById("feed");
   const hasReadings = feed && feed.dataset.topic !== "head" && !feed.dataset.topic.startsWith("region:");
   const order = { h: [], g: [], p: [] };
+  const figures = {};
   let places = {}, moved = true;
   let socket = null, signedOut = false;
   let has = 0, unacknowledged = 0;
@@ -28,6 +29,16 @@
     return value.toFixed(decimals);
   }
 
+  // What is out of sight is written when it comes into view: most of the 64 rows of a board are.
+  const outOfView = new WeakSet();
+  const view = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) outOfView.delete(target);
+      else outOfView.add(target);
+    }
+    writeValues();
+  }, { rootMargin: "100px" });
+
   // Where each figure goes: [data-v] is a position in the values of the [data-live] around it.
   function findPlaces() {
     moved = false;
@@ -37,8 +48,10 @@
       if (!owner) continue;
       const key = owner.dataset.live;
       if (!found.has(key)) found.set(key, []);
+      view.observe(owner);
       found.get(key).push({
         element,
+        owner,
         slot: Number(element.dataset.v),
         rect: element.dataset.max === undefined ? null : element.firstElementChild,
         top: Number(element.dataset.max),
@@ -58,22 +71,26 @@
     const unknown = value === null || value === undefined;
     if (place.rect) {
       place.element.classList.toggle("no-value", unknown || !place.top);
-      const share = unknown || !place.top ? 0 : Math.min(100, (100 * value) / place.top);
-      place.rect.setAttribute("width", share.toFixed(1));
+      const share = (unknown || !place.top ? 0 : Math.min(100, (100 * value) / place.top)).toFixed(1);
+      if (place.rect.getAttribute("width") !== share) place.rect.setAttribute("width", share);
       return;
     }
+    const text = unknown ? "–" : place.precise ? sig3(value) : value.toFixed(0);
+    // A text node that stays needs neither new styles nor a new box.
+    const node = place.element.firstChild;
+    if (!node) place.element.textContent = text;
+    else if (node.data !== text) node.data = text;
+    if (place.element.classList.contains("unknown") === unknown) return;
     place.element.classList.toggle("unknown", unknown);
     place.element.title = unknown ? "Unknown: not reported" : "";
-    place.element.textContent = unknown ? "–" : place.precise ? sig3(value) : value.toFixed(0);
   }
 
-  function writeValues(message) {
-    for (const kind of Object.keys(order)) {
-      const rows = message[kind];
-      const targets = places[kind];
-      if (!rows || !targets) continue;
-      for (let i = 0; i < targets.length; i += 1) {
-        for (const place of targets[i]) write(place, rows[i] ? rows[i][place.slot] : null);
+  function writeValues() {
+    for (const [kind, rows] of Object.entries(figures)) {
+      for (const [i, targets] of (places[kind] || []).entries()) {
+        for (const place of targets) {
+          if (!outOfView.has(place.owner)) write(place, rows[i] ? rows[i][place.slot] : null);
+        }
       }
     }
   }
@@ -109,7 +126,8 @@
   function receive(message) {
     if (message.o) Object.assign(order, message.o);
     if (message.o || moved) findPlaces();
-    writeValues(message);
+    for (const kind of Object.keys(order)) if (message[kind]) figures[kind] = message[kind];
+    writeValues();
     if (message.x) refetchTable(message.x);
     has = message.n;
     if (message.t) app.skew = message.t + message.age - Date.now() / 1000;

@@ -1,7 +1,7 @@
 // The board of GPUs: filters, the viewer's own rows, and the detail that opens below a row.
 "use strict";
 (() => {
-  const REFRESH_MS = 10_000;
+  const REFRESH_MS = 2000;
   const board = document.getElementById("board");
   // A collection by class is kept by the browser; a selector would search thousands of bars.
   const cells = document.getElementsByClassName("b-cells");

@@ -17,20 +17,25 @@ window.gpucoord = {};
 
   app.utc = (date) => `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
 
-  app.clock = (date) => date.toLocaleTimeString("en-GB");
+  // Formats that are made once: those of toLocaleTimeString are made anew at each call, which is slow.
+  const format = (options) => new Intl.DateTimeFormat("en-GB", options);
+  const CLOCK = format({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const DAY = format({ day: "numeric", month: "short" }), WEEKDAY = format({ weekday: "short" });
+  const DATE = new Intl.DateTimeFormat("sv-SE");
+
+  app.clock = (date) => CLOCK.format(date);
 
   // Formats: day "21 Nov", dayhm "21 Nov 14:00", weekday "Mon 21 Nov 14:00", hour "14", hm "14:00",
   // clock "14:00:00" today and "21 Nov 14:00" on other days, minute "14:00" today, stamp "2026-11-21 14:00".
   function moment(kind, date, today) {
     const hm = app.clock(date).slice(0, 5);
-    const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
-    const weekday = date.toLocaleDateString("en-GB", { weekday: "short" });
+    const day = DAY.format(date), weekday = WEEKDAY.format(date);
     const isToday = date.toDateString() === today.toDateString();
     const dayYear = date.getFullYear() === today.getFullYear() ? day : `${day} ${date.getFullYear()}`;
     const forms = {
       day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm,
       weekday: `${weekday} ${dayYear} ${hm}`, hour: hm.slice(0, 2), hm,
-      stamp: `${date.toLocaleDateString("sv-SE")} ${hm}`,
+      stamp: `${DATE.format(date)} ${hm}`,
       minute: isToday ? hm : `${dayYear} ${hm}`,
       clock: isToday ? app.clock(date) : `${dayYear} ${hm}`,
     };
@@ -46,49 +51,54 @@ window.gpucoord = {};
     return template.replace(/\{(hm|weekday):([-+:.\dT]+)\}/g, (_, kind, at) => moment(kind, new Date(at), today));
   }
 
-  // Dates in words are slow to make, and a page may have thousands of them: each is made once a day.
-  const MOST_MADE = 10_000;
-  const made = new Map();
-  let madeOn = "";
-  function once(key, make) {
-    let text = made.get(key);
-    if (text === undefined) {
-      if (made.size >= MOST_MADE) made.clear();
-      made.set(key, text = make());
+  const RELATIVE = ["short", "ago", "in", "since"];
+  // A collection by name is kept by the browser; a selector would search thousands of bars.
+  const times = document.getElementsByTagName("time");
+
+  function freshenRelative() {
+    const now = Date.now() / 1000 + app.skew;
+    for (const element of times) {
+      const kind = element.dataset.time, at = Date.parse(element.getAttribute("datetime")) / 1000;
+      if (!RELATIVE.includes(kind)) continue;
+      const text = kind === "short" ? app.duration(now - at).split(" ", 2).join(" ")
+        : kind === "ago" ? `${app.duration(now - at)} ago`
+        : kind === "in" ? `in ${app.duration(at - now)}`
+        : app.duration(now - at);
+      if (element.firstChild.data !== text) element.firstChild.data = text;
     }
-    return text;
   }
 
-  app.freshenTimes = () => {
-    const now = Date.now() / 1000 + app.skew;
-    const today = new Date(now * 1000), day = today.toDateString();
-    if (day !== madeOn) made.clear();
-    madeOn = day;
-    for (const element of document.querySelectorAll("[data-time]")) {
-      const kind = element.dataset.time, at = element.getAttribute("datetime");
-      const date = Date.parse(at);
-      const text = kind === "short" ? app.duration(now - date / 1000).split(" ", 2).join(" ")
-        : kind === "ago" ? `${app.duration(now - date / 1000)} ago`
-        : kind === "in" ? `in ${app.duration(date / 1000 - now)}`
-        : kind === "since" ? app.duration(now - date / 1000) : once(`${kind} ${at}`, () => moment(kind, new Date(date), today));
+  // Moments change their words at midnight only, and when an update brings other ones.
+  function freshenMoments(within) {
+    const today = new Date(Date.now() + 1000 * app.skew);
+    if (within === document) shownOn = today.toDateString();
+    for (const element of within.querySelectorAll("[data-time]")) {
+      if (RELATIVE.includes(element.dataset.time)) continue;
+      const text = moment(element.dataset.time, new Date(element.getAttribute("datetime")), today);
       // The text comes first; in an SVG a <title> follows it.
       if (element.firstChild.data !== text) element.firstChild.data = text;
     }
-    for (const element of document.querySelectorAll("[data-label]")) {
-      const template = element.dataset.label;
-      const text = once(template, () => fill(template, today));
+    for (const element of within.querySelectorAll("[data-label]")) {
+      const text = fill(element.dataset.label, today);
       if (element.getAttribute("aria-label") === text) continue;
       element.setAttribute("aria-label", text);
       element.title = `${text} (${element.dataset.utc})`;
     }
-    for (const element of document.querySelectorAll("[data-title]")) {
-      const template = element.dataset.title;
-      const text = `${once(template, () => fill(template, today))} (${element.dataset.utc})`;
+    for (const element of within.querySelectorAll("[data-title]")) {
+      const text = `${fill(element.dataset.title, today)} (${element.dataset.utc})`;
       if (element.title !== text) element.title = text;
     }
-  };
+  }
+  let shownOn = "";
+  function tick() {
+    if (new Date(Date.now() + 1000 * app.skew).toDateString() !== shownOn) freshenMoments(document);
+    freshenRelative();
+  }
 
-  document.addEventListener("htmx:after:swap", app.freshenTimes);
-  app.freshenTimes();
-  window.setInterval(app.freshenTimes, 1000);
+  document.addEventListener("htmx:before:swap", (event) => {
+    for (const { fragment } of event.detail.tasks || []) if (fragment) freshenMoments(fragment);
+  });
+  document.addEventListener("htmx:after:swap", freshenRelative);
+  tick();
+  window.setInterval(tick, 1000);
 })();

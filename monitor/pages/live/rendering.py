@@ -109,6 +109,7 @@ class Renderer:
         self._regions: list[Part] = []
         self._layer = RowLayer()
         self._looks: Mapping[str, Look] = {}
+        self._with_old_looks: set[str] = set()
 
     def whole(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
         """The next frame with freshly loaded regions."""
@@ -134,10 +135,10 @@ class Renderer:
         return before != self._shown_elsewhere
 
     def _take_looks(self, given: Mapping[str, Look]) -> None:
-        """Parts with other looks of their owners are rendered anew."""
+        """Parts are rendered anew, and those with other looks of their owners are sent."""
         if given != self._looks:
             self._looks = given
-            self._parts.clear()
+            self._with_old_looks = set(self._parts)
 
     @property
     def _shown_elsewhere(self) -> tuple[object, ...]:
@@ -173,12 +174,11 @@ class Renderer:
         silent = silent_hosts(snapshots, now)
         shown = cards.cards(snapshots, self._badges, self._bookings.tasks, silent)
         strips = host_strips.strips(snapshots, silent)
-        rows = [row for card in shown for row in card.rows]
         return Board(
+            # The details of a GPU fetch the figures of its processes themselves while they are open.
             columns={
                 "h": self._column(DASHBOARD, "h", [(s.name, s.values) for s in strips]),
                 "g": self._column(DASHBOARD, "g", [(c.uuid, c.values) for c in shown]),
-                "p": self._column(DASHBOARD, "p", [(r.key, r.values) for r in rows]),
             },
             head=self._head,
             parts=[
@@ -278,9 +278,12 @@ class Renderer:
     def _made(self, target: str, facts: object, make: Callable[[], str]) -> Part:
         """The part, made anew if its facts have changed."""
         previous = self._parts.get(target)
-        if previous and previous[0] == facts:
-            return previous[1]
-        part = Part(target, make(), self._n)
+        shown = previous[1] if previous and previous[0] == facts else None
+        if shown and target not in self._with_old_looks:
+            return shown
+        self._with_old_looks.discard(target)
+        html = make()
+        part = shown if shown and shown.html == html else Part(target, html, self._n)
         self._parts[target] = (facts, part)
         return part
 

@@ -11,6 +11,7 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.incidents.facts import Badge, Badges
+from monitor.owners.looks import rows as look_rows
 from monitor.owners.looks.policy import Look
 from monitor.pages.live import regions, rendering
 from monitor.pages.live.frames import Frame
@@ -188,6 +189,13 @@ def test_a_gpu_page_gets_its_own_figures_only(renderer: Renderer) -> None:
     assert said["o"]["p"] == [process(2, on=1).key]
 
 
+def test_the_dashboard_is_sent_no_figures_of_processes(renderer: Renderer) -> None:
+    said = message(frame(renderer, snapshot(1, [process(1)])))
+
+    assert "p" not in said
+    assert "p" not in said["o"]
+
+
 def test_the_digest_changes_with_processes_not_with_figures(renderer: Renderer) -> None:
     def digest(shown: Snapshot) -> str:
         return str(message(frame(renderer, shown, "processes"), topic="processes")["x"])
@@ -316,16 +324,22 @@ def test_a_region_may_bring_the_badges_of_cards(renderer: Renderer) -> None:
     assert "/incidents/7/" in content
 
 
-def test_parts_are_rendered_anew_with_other_looks_of_owners(renderer: Renderer) -> None:
-    def with_looks(given: dict[str, Look]) -> None:
+def test_only_parts_with_an_owner_whose_look_changes_are_sent(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_look_of_alice(look: Look) -> None:
+        given = {"alice": look, "bob": Look("bo", colour=2)}
+        monkeypatch.setattr(look_rows, "_looks", given)
         context = {"events": [], "looks": given}
         regions.register(Region("looks", "monitor/_events.html", lambda now: context))
 
-    with_looks({"alice": Look("al", colour=1)})
-    first = frame(renderer, snapshot(1))
-    same = frame(renderer, snapshot(1))
-    with_looks({"alice": Look("al", pattern=3)})
-    other = frame(renderer, snapshot(1))
+    shown = snapshot(2, [process(1, user="alice"), process(2, on=1, user="bob")])
+    with_look_of_alice(Look("al", colour=1))
+    first = frame(renderer, shown)
+    same = frame(renderer, shown)
+    with_look_of_alice(Look("al", pattern=3))
+    content = message(frame(renderer, shown), since=same.n)["content"]
 
     assert "content" not in message(same, since=first.n)
-    assert f'id="gpu-{gpu_uuid(0)}"' in message(other, since=same.n)["content"]
+    assert f'id="gpu-{gpu_uuid(0)}"' in content
+    assert f'id="gpu-{gpu_uuid(1)}"' not in content
