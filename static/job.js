@@ -275,7 +275,7 @@
     await window.htmx.swap({ text: message.job, target: card, sourceElement: card, swap: "innerMorph" });
     const word = card.querySelector(".badge");
     document.title = document.title.replace(/^(\(\d+\) |\(no answer\) )?(\[simulated\] )?.*? · /, `$1$2${word.textContent} · `);
-    if (shown() !== shownState) for (const part of ["#job-actions", "#job-offer"]) window.htmx.trigger(part, "refresh");
+    if (shown() !== shownState) for (const part of ["#job-actions", "#job-offer", "#job-ahead"]) window.htmx.trigger(part, "refresh");
     shownState = shown();
     if (dialog && (message.ended || message.state === "stopping")) dialog.close();
     if (message.ended && !ended) tellEnd(word.textContent);

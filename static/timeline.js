@@ -17,8 +17,8 @@
   // The picture moves on by steps of less than a pixel: between them, drawing changes nothing.
   const settled = (length) => Math.floor(clock() / (length / STEPS_SHOWN)) * (length / STEPS_SHOWN);
   const everything = () => {
-    const now = settled(BACK_S + AHEAD_S);
-    return { since: now - BACK_S, until: now + AHEAD_S };
+    const back = Number(box()?.dataset.back) || BACK_S, now = settled(back + AHEAD_S);
+    return { since: now - back, until: now + AHEAD_S };
   };
   const span = () => chosen || everything();
 

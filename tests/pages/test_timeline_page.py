@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import time, timedelta
+from math import inf
 
 import pytest
 from django.contrib.auth.models import User
@@ -13,10 +14,11 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent
 from monitor.pages.live.rendering import REGION_PREFIX, Renderer
 from scheduler.dispatch.steps import preview
+from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Window
 from scheduler.jobs.timeline import pages
 from tests import jobs_made
-from tests.builders import NOW
+from tests.builders import NOW, gpu_uuid
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 LATER = NOW + timedelta(seconds=2)
@@ -148,3 +150,41 @@ def test_of_many_gpus_only_bars_with_room_have_a_name(
     # It runs for two seconds.
     assert names(2) == 1
     assert names(pages.MANY_GPUS + 1) == 0
+
+
+def test_the_page_of_a_waiting_job_tells_who_ends_when_on_the_gpus_it_could_use(
+    alice: User, bob: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    seen(2)
+    known = jobs_made.running(bob, on=(0,), name="train")
+    other = jobs_made.running(bob, on=(1,), name="elsewhere")
+    ends_at = LATER + timedelta(minutes=15)
+    known.attempts.update(ends_p50_at=ends_at, ends_p90_at=ends_at)
+    wanted = Requirement(gpu_uuid=gpu_uuid(0))
+    waits = jobs_made.waiting(alice, at=LATER, requirement=wanted)
+    loaded = pages.of_waiting(waits, LATER)
+    html = as_user(alice).get(f"/jobs/{waits.pk}/").text
+
+    assert [on.free_at for on in loaded["occupied"]] == [ends_at.timestamp()]
+    assert f"{known.pk} train" in html
+    assert f"{other.pk} elsewhere" not in html
+
+
+def test_an_end_that_is_unknown_is_no_time_for_a_waiting_job(
+    alice: User, bob: User, seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    jobs_made.running(bob, on=(0,))
+    waits = jobs_made.waiting(alice, at=LATER)
+
+    [on] = pages.of_waiting(waits, LATER)["occupied"]
+    assert on.free_at == inf
+
+
+def test_the_page_of_a_running_job_shows_no_ends_of_others(
+    alice: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    runs = jobs_made.running(alice, on=(0,))
+
+    assert "data-timeline" not in as_user(alice).get(f"/jobs/{runs.pk}/").text

@@ -175,7 +175,7 @@ class Renderer:
         shown = cards.cards(snapshots, self._badges, self._bookings.tasks, silent)
         strips = host_strips.strips(snapshots, silent)
         return Board(
-            # The details of a GPU fetch the figures of its processes themselves while they are open.
+            # Details of a GPU fetch the figures of its processes while they are open.
             columns={
                 "h": self._column(DASHBOARD, "h", [(s.name, s.values) for s in strips]),
                 "g": self._column(DASHBOARD, "g", [(c.uuid, c.values) for c in shown]),

@@ -26,6 +26,7 @@ from scheduler.models import EngineTask, Job
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.planner.forecast import forecast
 from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.queue.planner.matching import mismatch_of
 from scheduler.queue.planner.order import Factor, order_factors
 
 KEPT = timedelta(seconds=2)
@@ -214,6 +215,21 @@ def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
         return ()
     owners = {queued.owner for queued in given.queue}
     return order_factors(waiting, given.slots, owners, given.rules.order, now)
+
+
+def possible_gpus(job: Job, now: datetime) -> tuple[str, ...]:
+    """UUIDs of the GPUs that match the request of a waiting job, or of which that is not known."""
+    found: list[str] = []
+    for host in hosts() if is_planned_here() else ():
+        given = plan_input(host, now)
+        waiting = next((queued for queued in given.queue if queued.id == job.pk), None)
+        if waiting is None or not waiting.requirement.gpus:
+            continue
+        for slot in given.slots.gpus:
+            missing = mismatch_of(waiting.requirement, slot)
+            if missing is None or missing.has is None:
+                found.append(slot.gpu_uuid)
+    return tuple(found)
 
 
 def _queued(new: NewJob, owner: str, now: datetime, usual: UsualDuration | None) -> QueuedJob:

@@ -32,6 +32,7 @@ from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages.forms import NewJobForm, filled_from
 from scheduler.jobs.pages.table import JobFilters
+from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.models import Job, JobPreset, SavedView
 
 LONGEST_REASON = 200
@@ -102,6 +103,7 @@ def job(request: HttpRequest, pk: int) -> HttpResponse:
     context = job_page.whole(row, person, Path(settings.DATA), config.run_as, forecast)
     context |= job_page.history(row, request.GET, now)
     context["offer"] = sooner.offer(row, context["headline"], person, now)
+    context["gpus_ahead"] = timeline_pages.of_waiting(row, now) if context["line"].waits else {}
     return render(request, "scheduler/job.html", context)
 
 

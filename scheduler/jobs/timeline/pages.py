@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -20,8 +21,9 @@ from scheduler.dispatch.steps import preview
 from scheduler.jobs.timeline import charts
 from scheduler.jobs.timeline import rows as timeline_rows
 from scheduler.jobs.timeline.charts import AHEAD_S, BACK_S, Row, Span
-from scheduler.jobs.timeline.facts import Bar, BarKind, UsePiece
+from scheduler.jobs.timeline.facts import Bar, BarKind, TimelineGpu, UsePiece
 from scheduler.jobs.timeline.rows import PastJobs
+from scheduler.models import Job
 
 BACK, AHEAD = timedelta(seconds=BACK_S), timedelta(seconds=AHEAD_S)
 # How old jobs and their predictions may be, and what processes did.
@@ -31,6 +33,8 @@ PAST_KEPT = timedelta(minutes=10)
 # Bars of the table, newest first.
 MOST_LISTED = 300
 MANY_GPUS = 16
+# A waiting job's page shows these of the GPUs that it could use, and a shorter past.
+MOST_AHEAD_ROWS, JOB_BACK_S = 8, 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +155,9 @@ def load(now: datetime) -> Context:
     return context(_shown(now), now)
 
 
-def context(shown: Timeline, now: datetime) -> Context:
+def context(shown: Timeline, now: datetime, back_s: int = BACK_S) -> Context:
     """Template variables. The rows are rendered one by one."""
-    span = charts.span(int(now.timestamp()))
+    span = charts.span(int(now.timestamp()), back_s)
     bars = (bar for row in shown.rows for bar, _ in row.bars)
     return {
         "timeline": shown,
@@ -167,6 +171,51 @@ def context(shown: Timeline, now: datetime) -> Context:
 def _ticks(span: Span, now: datetime) -> Any:
     offset = now.astimezone(timezone.get_current_timezone()).utcoffset()
     return span.ticks(offset.total_seconds() if offset else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """Who is on a GPU now, with expected ends. planned: the waiting job is expected there."""
+
+    gpu: TimelineGpu
+    bars: tuple[Bar, ...]
+    planned: bool
+
+    @property
+    def free_at(self) -> float:
+        """Epoch seconds; infinite if the end of something on it is unknown."""
+        return max((bar.expected_end or inf for bar in self.bars), default=0.0)
+
+
+def of_waiting(job: Job, now: datetime) -> Context:
+    """Who ends when on the GPUs that a waiting job could use; {} if there are none.
+
+    Of many GPUs, those come first on which the job is expected, then those that are free first.
+    """
+    possible = set(preview.possible_gpus(job, now))
+    shown = _shown(now)
+    rows = [row for row in shown.rows if row.gpu.uuid in possible]
+    occupied = {row.gpu.uuid: _occupied(row, job.pk) for row in rows}
+    rows.sort(key=lambda row: (not occupied[row.gpu.uuid].planned, occupied[row.gpu.uuid].free_at))
+    near = sorted(rows[:MOST_AHEAD_ROWS], key=lambda row: (row.gpu.host, row.gpu.index))
+    if not near:
+        return {}
+    loaded = context(replace(shown, rows=tuple(near)), now, JOB_BACK_S)
+    return loaded | {
+        "children": _whole(loaded),
+        "occupied": [occupied[row.gpu.uuid] for row in near],
+        "further": len(rows) - len(near),
+    }
+
+
+def _occupied(row: Row, job: int) -> Occupied:
+    now_on_it = (bar for bar, _ in row.bars if bar.end is None and bar.kind != BarKind.EXPECTED)
+    planned = any(bar.job == job and bar.kind == BarKind.EXPECTED for bar, _ in row.bars)
+    return Occupied(row.gpu, tuple(now_on_it), planned)
+
+
+def _whole(loaded: Context) -> str:
+    return "".join(render_to_string(child.template, child.context) for child in children(loaded))
 
 
 def version(loaded: Context) -> object:
@@ -219,7 +268,5 @@ def timeline(request: HttpRequest) -> HttpResponse:
         "more": max(0, len(bars) - MOST_LISTED),
         "region": REGION,
     }
-    body["children"] = "".join(
-        render_to_string(child.template, child.context) for child in children(body)
-    )
+    body["children"] = _whole(body)
     return render(request, "scheduler/timeline.html", body)
