@@ -103,7 +103,8 @@ def job(request: HttpRequest, pk: int) -> HttpResponse:
     context = job_page.whole(row, person, Path(settings.DATA), config.run_as, forecast)
     context |= job_page.history(row, request.GET, now)
     context["offer"] = sooner.offer(row, context["headline"], person, now)
-    context["gpus_ahead"] = timeline_pages.of_waiting(row, now) if context["line"].waits else {}
+    may_start = context["line"].waits and not (forecast.estimate and forecast.estimate.never)
+    context["gpus_ahead"] = timeline_pages.of_waiting(row, now) if may_start else {}
     return render(request, "scheduler/job.html", context)
 
 
