@@ -9,6 +9,8 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from monitor.facts.moments import in_utc
+from monitor.incidents.alerts.steps import owner_warnings
+from monitor.incidents.alerts.steps.owner_warnings import MailToOwner
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows.open import open_rows
 from monitor.journal.rows import audit, events
@@ -68,6 +70,13 @@ def snooze(incident: Incident, hours: float, by: str, now: datetime) -> None:
     incident.facets.filter(closed_at__isnull=True).update(snoozed_until=until)
     text = f"{by} muted the incident for {hours:g} h" if until else f"{by} unmuted the incident"
     _audit(incident, "INCIDENT_SNOOZED", text, by, now, before)
+
+
+@transaction.atomic
+def write_to_owner(incident: Incident, to: MailToOwner, text: str, by: str, now: datetime) -> None:
+    """Mail the text to the user of the incident. The text is part of the audit trail."""
+    owner_warnings.write_by_hand(incident, to, text, by, now)
+    _audit(incident, "INCIDENT_OWNER_MAILED", f"{by} wrote to {to.person}: {text}", by, now)
 
 
 @transaction.atomic

@@ -15,7 +15,7 @@ from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SU
 from monitor.incidents.pages import listing
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows import open as open_incidents
-from monitor.models import AuditEntry, Event, Exemption, Incident, ProcessMinute
+from monitor.models import AuditEntry, Channel, Event, Exemption, Incident, Message, ProcessMinute
 from tests.builders import gpu_uuid, snapshot
 from tests.monitor.past import process_use
 
@@ -183,7 +183,7 @@ def test_others_see_that_it_is_but_not_its_evidence(bob: User, as_user: AsUser) 
     assert "Evidence" not in html
 
 
-@pytest.mark.parametrize("action", ["acknowledge", "snooze", "exempt", "close"])
+@pytest.mark.parametrize("action", ["acknowledge", "snooze", "exempt", "close", "write"])
 def test_others_can_do_nothing_about_it(action: str, bob: User, as_user: AsUser) -> None:
     row = made()
     response = as_user(bob).post(f"/incidents/{row.pk}/{action}/", {"hours": "8"})
@@ -191,7 +191,7 @@ def test_others_can_do_nothing_about_it(action: str, bob: User, as_user: AsUser)
     assert not AuditEntry.objects.exists()
 
 
-@pytest.mark.parametrize("action", ["snooze", "exempt", "close"])
+@pytest.mark.parametrize("action", ["snooze", "exempt", "close", "write"])
 def test_its_owner_can_not_act_as_an_operator(action: str, alice: User, as_user: AsUser) -> None:
     row = made()
     answer = as_user(alice).post(f"/incidents/{row.pk}/{action}/", {"hours": "8", "days": "7"})
@@ -214,6 +214,44 @@ def test_an_operator_snoozes_it_and_it_counts_as_no_hog(root: User, as_user: AsU
     as_user(root).post(f"/incidents/{row.pk}/snooze/", {"hours": "0"})
     assert open_incidents.hogs_on("gpubox", now) == {gpu_uuid(0)}
     assert AuditEntry.objects.filter(subject=f"incident {row.pk}").count() == 2
+
+
+def test_an_operator_mails_the_owner_the_text_that_the_page_proposes(
+    alice: User, root: User, as_user: AsUser
+) -> None:
+    row = made()
+    User.objects.filter(pk=alice.pk).update(email="alice@example.org")
+    Channel.objects.create(name="mail", to_owners=True, encrypted_address="x")
+    page = get(as_user(root), f"/incidents/{row.pk}/")
+    as_user(root).post(f"/incidents/{row.pk}/write/", {"text": "Please end it by noon."})
+
+    message = Message.objects.get()
+    assert "python has kept GPU 0 95 % busy" in page
+    assert (message.receiver, message.text) == ("alice@example.org", "Please end it by noon.")
+    assert "root wrote to alice: Please end it by noon." in get(
+        as_user(root), f"/incidents/{row.pk}/"
+    )
+
+
+def test_without_a_way_to_the_owner_the_page_says_why_and_nothing_is_sent(
+    root: User, as_user: AsUser
+) -> None:
+    row = made()
+    page = get(as_user(root), f"/incidents/{row.pk}/")
+    as_user(root).post(f"/incidents/{row.pk}/write/", {"text": "Hello."})
+
+    assert "There is no channel that mails owners, so gpucoord cannot send it." in page
+    assert not Message.objects.exists()
+
+
+def test_users_see_why_incidents_of_others_are_no_links(
+    bob: User, root: User, as_user: AsUser
+) -> None:
+    made()
+    words = "Only your own incidents are links"
+
+    assert words in get(as_user(bob), "/incidents/")
+    assert words not in get(as_user(root), "/incidents/")
 
 
 def test_an_incident_closed_by_an_operator_stays_closed_while_the_use_lasts(

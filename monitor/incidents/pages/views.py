@@ -14,6 +14,9 @@ from django.views.decorators.http import require_POST, require_safe
 from monitor.api.input import posted_text
 from monitor.incidents import actions
 from monitor.incidents import facts as incident_facts
+from monitor.incidents.alerts.policy import AlertPolicy
+from monitor.incidents.alerts.rows import message_text
+from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.pages import evidence as incident_evidence
 from monitor.incidents.pages import listing as incident_listing
 from monitor.incidents.pages.listing import IncidentFilters
@@ -22,6 +25,7 @@ from monitor.incidents.wording import ADVICE
 from monitor.models import Exemption, Incident
 from monitor.owners.identity.policy.privacy import Viewer
 from monitor.pages.live.pages import viewer_of
+from monitor.thresholds import rows as thresholds
 
 SNOOZES = {"1": "1 h", "8": "8 h", "24": "1 day", "168": "7 days", "0": "unmute"}
 EXEMPTIONS = {"1": "1 day", "7": "7 days", "30": "30 days", "": "no expiry"}
@@ -63,6 +67,8 @@ def incident(request: HttpRequest, pk: int) -> HttpResponse:
         "scopes": actions.scopes(row),
         "snoozes": SNOOZES,
         "exempt_times": EXEMPTIONS,
+        "mail": owner_warnings.mail_to_owner(row),
+        "mail_text": message_text(row, thresholds.current(AlertPolicy), is_owner=True),
     }
     return render(request, "monitor/incident.html", context)
 
@@ -86,6 +92,20 @@ def snooze(request: HttpRequest, pk: int) -> HttpResponse:
         actions.snooze(row, float(hours), viewer.username, timezone.now())
         muted = "no longer muted" if hours == "0" else f"muted for {SNOOZES[hours]}"
         messages.success(request, f"Incident {pk} is {muted}.")
+    return redirect("incident", pk)
+
+
+@require_POST
+def write(request: HttpRequest, pk: int) -> HttpResponse:
+    """Mail a text to the user of the incident."""
+    row, viewer = _operated(request, pk)
+    to = owner_warnings.mail_to_owner(row)
+    text = posted_text(request, "text", actions.LONGEST_TEXT).strip()
+    if to.problem or not text:
+        messages.error(request, f"{to.problem or 'The message is empty'}. Nothing was sent.")
+    else:
+        actions.write_to_owner(row, to, text, viewer.username, timezone.now())
+        messages.success(request, f"The message to {to.person} is on its way.")
     return redirect("incident", pk)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db.models import F
@@ -16,8 +17,33 @@ from monitor.incidents.facts import title
 from monitor.models import Channel, Incident, Message
 from monitor.thresholds import rows as thresholds
 
-NO_CHANNEL = "There is no channel that mails owners, so nothing is done."
-NO_ADDRESS = "{person} has no mail address, so nothing is done."
+NO_CHANNEL = "There is no channel that mails owners"
+NO_ADDRESS = "{person} has no mail address"
+
+
+@dataclass(frozen=True, slots=True)
+class MailToOwner:
+    """How mails about an incident reach its user. problem: why they do not, "" = they do."""
+
+    person: str
+    receiver: str
+    channel: Channel | None
+    problem: str
+
+
+def mail_to_owner(incident: Incident) -> MailToOwner:
+    """By the first channel to owners that is on, and rather by one that works."""
+    works_first = F("failing_since").asc(nulls_first=True)
+    to_owners = Channel.objects.filter(enabled=True, to_owners=True, owner=None)
+    channel = to_owners.order_by(works_first, "id").first()
+    person = alert_writer.person_of(incident)
+    receiver = alert_writer.address_of(person)
+    problem = ""
+    if channel is None:
+        problem = NO_CHANNEL
+    elif not receiver:
+        problem = NO_ADDRESS.format(person=person or "The unknown owner")
+    return MailToOwner(person, receiver, channel, problem)
 
 
 def write(
@@ -25,37 +51,39 @@ def write(
 ) -> str | None:
     """Put a warning on its way at once, whatever the hour; why not, None = it is on its way.
 
-    It goes by the first channel to owners that is on, and rather by one that works. Nothing is
-    done before it has arrived.
+    Nothing is done before it has arrived.
     """
-    works_first = F("failing_since").asc(nulls_first=True)
-    to_owners = Channel.objects.filter(enabled=True, to_owners=True, owner=None)
-    channels = to_owners.order_by(works_first, "id")
-    channel = channels.first()
-    if channel is None:
-        return NO_CHANNEL
-    person = alert_writer.person_of(incident)
-    receiver = alert_writer.address_of(person)
-    if not receiver:
-        return NO_ADDRESS.format(person=person or "The unknown owner")
-    row = Message(
-        channel=channel,
-        about=f"incident:{incident.pk}",
-        incident=incident,
+    to = mail_to_owner(incident)
+    if to.problem:
+        return f"{to.problem}, so nothing is done."
+    again = "Again: " if number > 1 else ""
+    row = _message(incident, to, again, _text(incident, to_come), now)
+    row.incident, row.about, row.number = incident, f"incident:{incident.pk}", number
+    Message.objects.bulk_create([row], ignore_conflicts=True)
+    return None
+
+
+def write_by_hand(incident: Incident, to: MailToOwner, text: str, by: str, now: datetime) -> None:
+    """Put an operator's message to the user on its way at once."""
+    row = _message(incident, to, f"{by} asks: ", text, now)
+    # Without the incident its first line stays; without the rule later mails are no repeats.
+    row.about, row.rule = f"asked:{incident.pk}:{now.timestamp():.0f}", ""
+    Message.objects.bulk_create([row], ignore_conflicts=True)
+
+
+def _message(incident: Incident, to: MailToOwner, before: str, text: str, now: datetime) -> Message:
+    """Not saved yet, and about nothing."""
+    return Message(
+        channel=to.channel,
         severity=incident.severity,
-        number=number,
-        person=person,
-        receiver=receiver,
+        person=to.person,
+        receiver=to.receiver,
         rule=incident.rule,
-        title=f"{'Again: ' if number > 1 else ''}{title(incident.rule, is_hog=incident.is_hog)}"[
-            :200
-        ],
-        text=_text(incident, to_come),
+        title=f"{before}{title(incident.rule, is_hog=incident.is_hog)}"[:200],
+        text=text,
         created_at=now,
         due_at=now,
     )
-    Message.objects.bulk_create([row], ignore_conflicts=True)
-    return None
 
 
 def reached_at(incidents: Iterable[Incident]) -> dict[tuple[int, int], datetime]:
