@@ -219,7 +219,7 @@ def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
 
 def possible_gpus(job: Job, now: datetime) -> tuple[str, ...]:
     """UUIDs of the GPUs that match the request of a waiting job, or of which that is not known."""
-    found: list[str] = []
+    possible: list[str] = []
     for host in hosts() if is_planned_here() else ():
         given = plan_input(host, now)
         waiting = next((queued for queued in given.queue if queued.id == job.pk), None)
@@ -228,8 +228,8 @@ def possible_gpus(job: Job, now: datetime) -> tuple[str, ...]:
         for slot in given.slots.gpus:
             missing = mismatch_of(waiting.requirement, slot)
             if missing is None or missing.has is None:
-                found.append(slot.gpu_uuid)
-    return tuple(found)
+                possible.append(slot.gpu_uuid)
+    return tuple(possible)
 
 
 def _queued(new: NewJob, owner: str, now: datetime, usual: UsualDuration | None) -> QueuedJob:

@@ -175,7 +175,7 @@ def _ticks(span: Span, now: datetime) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """Who is on a GPU now, with expected ends. planned: the waiting job is expected there."""
+    """The work on a GPU now. planned: the waiting job is expected there."""
 
     gpu: TimelineGpu
     bars: tuple[Bar, ...]
@@ -188,7 +188,7 @@ class Occupied:
 
 
 def of_waiting(job: Job, now: datetime) -> Context:
-    """Who ends when on the GPUs that a waiting job could use; {} if there are none.
+    """Expected ends on the GPUs that a waiting job could use; {} if there are none.
 
     Of many GPUs, those come first on which the job is expected, then those that are free first.
     """
