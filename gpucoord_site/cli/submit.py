@@ -17,7 +17,7 @@ from gpucoord_site.cli import connection, local_login, process_state
 from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured, storable
 from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
 from gpucoord_site.cli.sources import script_files, standard_input
-from gpucoord_site.cli.sources.other_schedulers import BadScript
+from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.why import what_if_lines
 from monitor.facts.input_rules import escaped
 from scheduler.facts.field_types import MOMENT, Door, Group, JobField, Kind

@@ -32,7 +32,7 @@ from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.shell_job import notebook
 from gpucoord_site.cli.sources import script_files
-from gpucoord_site.cli.sources.other_schedulers import BadScript
+from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent

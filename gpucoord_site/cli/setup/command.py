@@ -22,9 +22,9 @@ PAUSE_S = 0.5
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+")
 NEXT = """\
 Next:
-  1. gpucoord user add NAME               adds a user of this server
-  2. gpucoord quota set NAME --share 30   limits a user
-  3. gpucoord submit {job}   runs a first job
+  1. gpucoord user add NAME                adds a user of this server
+  2. gpucoord quota set NAME --share 30    limits a user
+  3. gpucoord submit {job:<20}   runs a first job
 `gpucoord help installation` explains the settings."""
 
 
@@ -81,7 +81,7 @@ def _finish(system: System, name: str | None, check: Callable[[Sequence[str]], i
     if name is not None:
         folder = setup_steps.UNIT.parent
         print(f"A proxy must serve https://{name}. Examples: {folder}/Caddyfile and nginx.conf")
-    job = "-- nvidia-smi       " if shutil.which("nvidia-smi") else "--gpus 0 -- hostname"
+    job = "-- nvidia-smi" if shutil.which("nvidia-smi") else "--gpus 0 -- hostname"
     print(NEXT.format(job=job))
     return code
 

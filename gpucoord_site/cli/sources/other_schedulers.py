@@ -16,8 +16,8 @@ from gpucoord_site.cli.sources.foreign_words import (
     same,
     time_limit,
 )
+from gpucoord_site.cli.sources.script_files import BadScript
 
-MARK = re.compile(r"#(?:SBATCH|PBS|BSUB)(?=\s+-)")
 # Advice for options that have no equivalent.
 INSTEAD = {
     "--output": IN_THE_LOG,
@@ -34,16 +34,6 @@ GPUS = re.compile(r"(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?::([0-9]{1,4}))?")
 MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?)B?", re.IGNORECASE)
 INDICES = re.compile(r"[0-9,:%-]+")
 DEPENDENCY = re.compile(r"(afterok|afterany):([0-9:]+)")
-
-
-class BadScript(Exception):
-    """The message says what is wrong with the script."""
-
-
-def mark_of(line: str) -> str:
-    """The mark of another scheduler that begins the line; "" = none."""
-    match = MARK.match(line)
-    return match[0] if match else ""
 
 
 def translated(mark: str, words: Sequence[str], where: str) -> list[str]:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpucoord_site.cli.sources import other_schedulers
-from gpucoord_site.cli.sources.other_schedulers import BadScript
 from monitor.facts.input_rules import is_storable
 
 MARK = "#GPUCOORD"
+FOREIGN_MARK = re.compile(r"#(?:SBATCH|PBS|BSUB)(?=\s+-)")
 LARGEST = 100_000
 # Scripts of others find modules and data beside them (sys.path[0], __file__), so a copy would fail.
 SHELLS = {"sh", "bash", "dash", "zsh", "ksh"}
@@ -28,16 +27,12 @@ MOST_NAMED = 5
 # How a script finds itself, which works in a copy only for a name in the folder of the job.
 SOURCE = "BASH_SOURCE"
 OWN_NAME = re.compile(r"\$(?:0|\{0)\b")
-UTF_16 = tuple(
-    mark + "#!".encode(code)
-    for mark, code in (
-        (b"\xff\xfe", "utf-16-le"),
-        (b"\xfe\xff", "utf-16-be"),
-        (b"", "utf-16-le"),
-        (b"", "utf-16-be"),
-    )
-)
+UTF_16 = (b"\xff\xfe#\0!\0", b"\xfe\xff\0#\0!", b"#\0!\0", b"\0#\0!")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class BadScript(Exception):
+    """The message says what is wrong with the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +217,17 @@ def _options(text: str, path: Path) -> tuple[list[str], list[str]]:
         is_head = is_head and (not line.strip() or line.startswith("#"))
         if is_head and re.match(rf"{MARK}(\s|$)", line):
             own += _words(line.removeprefix(MARK), path, number)
-        elif is_head and (mark := other_schedulers.mark_of(line)):
-            foreign[number] = (mark, line.removeprefix(mark))
+        elif is_head and (match := FOREIGN_MARK.match(line)):
+            foreign[number] = (match[0], line.removeprefix(match[0]))
         elif MISSPELT.match(line):
             ignored.append(number)
     if own:
         return own, _ignored(path, sorted([*foreign, *ignored]))
     options, remarks = list[str](), list[str]()
     for number, (mark, words) in foreign.items():
+        # Few scripts need it.
+        from gpucoord_site.cli.sources import other_schedulers
+
         where = f"{path}, line {number}"
         made = other_schedulers.translated(mark, _words(words, path, number), where)
         remarks.append(f"{where}: {mark}{words} read as {shlex.join(made) or 'the default'}")
