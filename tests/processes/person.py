@@ -1,4 +1,4 @@
-"""A user at a terminal, for commands that need one."""
+"""Users with OS accounts of their own, and a user at a terminal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,21 @@ import struct
 import subprocess
 import termios
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.pace import LONGEST_S, Stopwatch
+from tests.processes.service import Service
+
+# Accounts run the client with the system's Python, as the one of the tests may be closed to them.
+PYTHON = "/usr/bin/python3"
+USERADD = "/usr/sbin/useradd"
+needs_accounts = pytest.mark.skipif(
+    os.geteuid() != 0 or not (Path(PYTHON).exists() and Path(USERADD).exists()),
+    reason="only root makes accounts, with useradd",
+)
 
 
 def as_account(account: pwd.struct_passwd) -> dict[str, Any]:
@@ -24,6 +36,24 @@ def as_account(account: pwd.struct_passwd) -> dict[str, Any]:
         "group": account.pw_gid,
         "extra_groups": [],
         "cwd": account.pw_dir,
+    }
+
+
+def command(*words: str) -> list[str]:
+    return [PYTHON, "-m", "gpucoord_site", *words]
+
+
+def environment(account: pwd.struct_passwd, service: Service, client: Path) -> dict[str, str]:
+    """As after a login, with the port of this service."""
+    return {
+        "HOME": account.pw_dir,
+        "USER": account.pw_name,
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "SHELL": "/bin/sh",
+        "TERM": "vt100",
+        "PS1": "",
+        "PYTHONPATH": str(client),
+        "GPUCOORD_URL": service.address,
     }
 
 

@@ -1,18 +1,23 @@
-"""The first hour of a new server: root at the shell, a second user by invitation, and a hog."""
+"""The first hour of a new server: root at the shell, users by invitation and by account, a hog."""
 
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from tests.browser.conftest import OPTIONS, PATIENCE_MS
+from tests.pace import LONGEST_S
+from tests.processes.person import as_account, command, environment, needs_accounts
 from tests.processes.service import ROOT, Service, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser]
@@ -33,8 +38,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     policy = {"disk": disk | floor, "hogs": {"sustained_minutes": 0.1}, "constraints": quiet}
     # Of an earlier release.
     policy["cooling"] = {"wait_s": 9}
-    with Service(folder / "data", GPUCOORD_POLICY=json.dumps(policy)) as running:
-        yield running
+    # As under systemd.
+    umask = os.umask(0o077)
+    try:
+        with Service(folder / "data", GPUCOORD_POLICY=json.dumps(policy)) as running:
+            yield running
+    finally:
+        os.umask(umask)
 
 
 def gpucoord(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
@@ -76,6 +86,31 @@ def test_from_a_new_server_to_a_user_who_has_run_a_job(service: Service) -> None
     _runs_a_first_job(invitation[0], f"{service.address}reports/")
 
     assert wait_until(lambda: HOG.search(output(service, "report")), 60, "a hog in the report")
+
+
+@needs_accounts
+def test_an_account_of_the_server_needs_no_step_before_its_first_job(
+    service: Service, client: Path, accounts: list[pwd.struct_passwd]
+) -> None:
+    account, _ = accounts
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            command(*words),
+            env=environment(account, service, client),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            **as_account(account),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("submit", "--gpus", "0", "--", "echo done") == "done\n"
+    assert f"{account.pw_name}" in run("history")
+    assert "GPU Utilization Report" in run("report")
+    assert "/login/link/" in run("login")
 
 
 def _runs_a_first_job(invitation: str, report: str) -> None:

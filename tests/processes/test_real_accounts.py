@@ -7,60 +7,19 @@ the tests may be closed to them.
 from __future__ import annotations
 
 import json
-import os
 import pwd
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import websockets
 
 from tests.pace import LONGEST_S, Stopwatch
-from tests.processes.person import Person, as_account
-from tests.processes.service import ROOT, Service, kill_jobs
+from tests.processes.person import Person, as_account, command, environment, needs_accounts
+from tests.processes.service import Service, kill_jobs
 
-PYTHON = "/usr/bin/python3"
-USERADD = "/usr/sbin/useradd"
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not (Path(PYTHON).exists() and Path(USERADD).exists()),
-        reason="only root makes accounts, with useradd",
-    ),
-]
+pytestmark = [pytest.mark.processes, needs_accounts]
 Gpucoord = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder that every account may enter, with the client's modules."""
-    folder = Path(tempfile.mkdtemp(prefix="gpucoord-accounts-"))
-    without = shutil.ignore_patterns("__pycache__")
-    for package in ("gpucoord_site", "monitor", "scheduler"):
-        shutil.copytree(ROOT / package, folder / "client" / package, ignore=without)
-    source = Path(websockets.__file__).parent
-    # Without the module for another version of Python.
-    without = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(source, folder / "client/websockets", ignore=without)
-    subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def accounts(folder: Path) -> Iterator[list[pwd.struct_passwd]]:
-    names = [f"gpc-{word}-{os.getpid()}" for word in ("alice", "bob")]
-    try:
-        for name in names:
-            home = ["-m", "-d", str(folder / name), "-s", "/bin/sh", name]
-            subprocess.run([USERADD, *home], check=True, capture_output=True)
-        yield [pwd.getpwnam(name) for name in names]
-    finally:
-        for name in names:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -73,30 +32,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         kill_jobs(data)
 
 
-def command(*words: str) -> list[str]:
-    return [PYTHON, "-m", "gpucoord_site", *words]
-
-
-def environment(account: pwd.struct_passwd, service: Service, folder: Path) -> dict[str, str]:
-    """As after a login, with the port of this service."""
-    return {
-        "HOME": account.pw_dir,
-        "USER": account.pw_name,
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "SHELL": "/bin/sh",
-        "TERM": "vt100",
-        "PS1": "",
-        "PYTHONPATH": str(folder / "client"),
-        "GPUCOORD_URL": service.address,
-    }
-
-
 @pytest.fixture
-def gpucoord(service: Service, folder: Path) -> Gpucoord:
+def gpucoord(service: Service, client: Path) -> Gpucoord:
     def run(account: pwd.struct_passwd, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command(*words),
-            env=environment(account, service, folder),
+            env=environment(account, service, client),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -147,11 +88,11 @@ def test_a_user_neither_reads_nor_cancels_the_jobs_of_another(
 
 
 def test_a_shell_runs_as_the_account(
-    service: Service, folder: Path, accounts: list[pwd.struct_passwd]
+    service: Service, client: Path, accounts: list[pwd.struct_passwd]
 ) -> None:
     alice, _ = accounts
     argv = command("shell", "--gpus", "0", "--", "sh")
-    person = Person(argv, environment(alice, service, folder), account=alice)
+    person = Person(argv, environment(alice, service, client), account=alice)
     try:
         person.sees_a_prompt()
         person.types("stty -echo; echo I am $(id -un) on $(stat -c %U $(tty)); exit 3\r")
