@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,6 +79,14 @@ def _missing_ffmpeg() -> str | None:
     return None if shutil.which("ffmpeg") else "ffmpeg is not installed"
 
 
+# It brings 90 packages, so it has an environment of its own, which .ci/run makes.
+JUPYTER_LAB = Path(sys.prefix) / "jupyter/bin/jupyter-lab"
+
+
+def _missing_jupyter() -> str | None:
+    return None if JUPYTER_LAB.exists() else f"JupyterLab is not installed at {JUPYTER_LAB}"
+
+
 def _missing_llama() -> str | None:
     missing = [name for name in ("xllamacpp", "gguf") if find_spec(name) is None]
     return f"{' and '.join(missing)} of the extra `test` is not installed" if missing else None
@@ -86,6 +95,7 @@ def _missing_llama() -> str | None:
 NEEDS = {
     "llama": _missing_llama,
     "ffmpeg": _missing_ffmpeg,
+    "jupyter": _missing_jupyter,
     "slurm": _missing_slurm,
     "slurmdbd": _missing_slurmdbd,
     "ldap": _missing_ldap,

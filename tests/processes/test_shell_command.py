@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
+from tests.conftest import JUPYTER_LAB
 from tests.pace import LONGEST_S
 from tests.processes.person import Person
 from tests.processes.service import ROOT, Service, kill_jobs, token, wait_until
@@ -136,6 +139,65 @@ def test_a_notebook_has_the_port_of_its_job(
     assert "token of 48 characters" in person.text
     person.types("\r")
     assert person.end() == 0
+
+
+@pytest.mark.jupyter
+def test_jupyterlab_runs_a_kernel_in_the_job(
+    shell: Shell, env: dict[str, str], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    kinds = ("RUNTIME_DIR", "CONFIG_DIR", "DATA_DIR")
+    folders = {f"JUPYTER_{kind}": str(tmp_path / kind) for kind in kinds}
+    path = f"{JUPYTER_LAB.parent}:{os.environ['PATH']}"
+    words = ("--gpus", "0", "--cwd", str(tmp_path), "--")
+    # The job may run as root.
+    options = ("--allow-root", f"--notebook-dir={tmp_path}")
+    person = shell(
+        *words, *options, command="notebook", PATH=path, IPYTHONDIR=str(tmp_path / "i"), **folders
+    )
+    person.until("/lab?token=")
+    person.until("from another one: ssh ")
+    link = re.search(r"(http://127.0.0.1:\d+)/lab\?token=(\w{48})", person.text)
+    assert link is not None
+    address, key = link.groups()
+    wait_until(lambda: _status_code(f"{address}/lab"), 60, "JupyterLab answers")
+
+    assert _status_code(f"{address}/api/kernels") == 403
+    with httpx.Client(base_url=address, headers={"Authorization": f"token {key}"}) as client:
+        assert client.get("/lab").status_code == 200
+        kernel = client.post("/api/kernels", timeout=60).json()["id"]
+    channels = f"{address.replace('http', 'ws')}/api/kernels/{kernel}/channels?token={key}"
+    assert _printed(channels, "import os; print(os.environ['GPUCOORD_JOB_ID'])") == str(
+        person.number
+    )
+
+    cancelled = httpx.post(
+        f"{env['GPUCOORD_URL']}api/jobs/{person.number}/cancel/",
+        headers={"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"},
+    )
+    assert cancelled.status_code == 200
+    assert person.end() == 130
+
+
+def _status_code(url: str) -> int | None:
+    try:
+        return httpx.get(url).status_code
+    except httpx.TransportError:
+        return None
+
+
+def _printed(channels: str, code: str) -> str:
+    """What the kernel prints when it runs the code."""
+    header = {"msg_id": "1", "msg_type": "execute_request", "version": "5.3", "username": "u"}
+    header |= {"session": "s", "date": "2026-01-01T00:00:00Z"}
+    content = {"code": code, "silent": False, "store_history": False}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+    with connect(channels) as socket:
+        socket.send(json.dumps(message | {"channel": "shell", "buffers": []}))
+        while True:
+            answer = json.loads(socket.recv(timeout=LONGEST_S))
+            if answer["msg_type"] == "stream":
+                return str(answer["content"]["text"]).strip()
 
 
 def test_the_window_has_the_size_of_this_one_also_when_it_changes(shell: Shell) -> None:
