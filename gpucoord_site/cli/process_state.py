@@ -1,4 +1,4 @@
-"""Soft limits and primary group of this process, which a job on this machine takes over."""
+"""What a job takes over from this process: soft limits, primary group, and programs on PATH."""
 
 from __future__ import annotations
 
@@ -36,3 +36,13 @@ def chosen_group() -> tuple[str, str]:
         return str(gid), "it has no name"
     is_member = gid in os.getgrouplist(entry.pw_name, entry.pw_gid)
     return name, "" if is_member else NOT_A_MEMBER
+
+
+def program_path(name: str, path: str | None = None) -> str | None:
+    """As shutil.which, whose import takes a fiftieth of a submission; path: instead of PATH."""
+    folders = (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
+    folders = [""] if "/" in name else folders
+    for candidate in (os.path.join(folder, name) for folder in folders):  # noqa: PTH118
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
+            return candidate
+    return None

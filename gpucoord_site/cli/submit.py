@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Sequence
@@ -177,7 +176,7 @@ def _shell_of(line: str) -> str | None:
     """The shell that a line needs: for `source`, or a function that bash exported; None: any."""
     first = line.split(maxsplit=1)[0] if line.strip() else ""
     if f"{SHELL_FUNCTION}{first}%%" in os.environ:
-        return shutil.which("bash")
+        return process_state.program_path("bash")
     own = os.environ.get("SHELL", "")
     is_used = first == "source" and os.path.basename(own) in SOURCING  # noqa: PTH119
     return own if is_used and os.access(own, os.X_OK) else None
@@ -201,7 +200,7 @@ def _check_here(options: Namespace, words: Sequence[str]) -> None:
     path = dict(options.env).get("PATH", os.environ.get("PATH"))
     if "/" in word and not os.path.exists(os.path.join(folder, word)):  # noqa: PTH110, PTH118
         raise NotHere(f"{word} does not exist in {folder}. Look for it: ls -l {shlex.quote(word)}")
-    if "/" not in word and not shutil.which(word, path=path):
+    if "/" not in word and not process_state.program_path(word, path):
         raise NotHere(
             f"{shlex.quote(word)} is in no folder of PATH. Activate its environment, or write its"
             f" whole path; command -v {shlex.quote(word)} finds it."

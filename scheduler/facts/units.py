@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from itertools import chain
 from math import ceil, floor, log10
-from zoneinfo import ZoneInfo
 
 from monitor.facts.formats import GIB, gib
 from monitor.facts.input_rules import EARLIEST, LATEST, possible_time
@@ -154,6 +153,9 @@ def parse_moment(text: str, now: datetime, zone: str | None) -> datetime:
     if len(text) > LONGEST_TEXT:
         raise ValueError(_no_moment(text))
     cleaned = " ".join(text.strip().lower().split())
+    # Few submissions need it, and its import takes a thirtieth of one.
+    from zoneinfo import ZoneInfo
+
     tz = None if zone is None else ZoneInfo(zone)
     if relative := re.fullmatch(r"(?:in |\+)(.+)", cleaned):
         return now + parse_duration(relative[1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpucoord_site.cli.process_state import program_path
 from monitor.facts.input_rules import is_storable
 
 MARK = "#GPUCOORD"
@@ -68,7 +68,7 @@ def read(
         raise BadScript(f"{path}: {error.strerror}.") from None
     _check_encoding(data, path)
     text = data.decode(errors="surrogateescape")
-    is_program = "/" not in words[0] and shutil.which(words[0]) is not None
+    is_program = "/" not in words[0] and program_path(words[0]) is not None
     if not text.startswith("#!"):
         if not is_program and runs_here:
             _check_first_line(text, path)
@@ -197,7 +197,7 @@ def _check_interpreter(interpreter: Sequence[str], path: Path) -> None:
             f" its first line, or find it with: command -v {name}"
         )
     named = _program(interpreter)
-    if named != program and named and not shutil.which(named):
+    if named != program and named and not program_path(named):
         raise BadScript(
             f"{path}: its interpreter {named} is in no folder of PATH. Activate its environment,"
             f" and check with: command -v {named}"
