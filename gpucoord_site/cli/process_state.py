@@ -1,4 +1,4 @@
-"""What a job takes over from this process: soft limits, primary group, and programs on PATH."""
+"""Properties of this process that its jobs take over: soft limits, group, programs on PATH."""
 
 from __future__ import annotations
 

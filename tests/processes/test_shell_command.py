@@ -187,7 +187,7 @@ def _status_code(url: str) -> int | None:
 
 
 def _printed(channels: str, code: str) -> str:
-    """What the kernel prints when it runs the code."""
+    """The output of the kernel that runs the code."""
     header = {"msg_id": "1", "msg_type": "execute_request", "version": "5.3", "username": "u"}
     header |= {"session": "s", "date": "2026-01-01T00:00:00Z"}
     content = {"code": code, "silent": False, "store_history": False}
