@@ -41,15 +41,22 @@ def place_again(
 
 
 def running(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> Job:
-    job, attempt = placed(owner, on, **changes)
-    started_at = NOW + timedelta(seconds=2)
+    job = waiting(owner, **changes)
+    start(job, tuple(map(gpu_uuid, on)), NOW + timedelta(seconds=1))
+    return job
+
+
+def start(job: Job, gpu_uuids: tuple[str, ...], at: datetime) -> None:
+    """Place a waiting job, whose process starts a second later."""
+    placement = Placement(job_id=job.pk, host="gpubox", gpu_uuids=gpu_uuids)
+    attempt = transitions.place(placement, "b007", at)
+    assert attempt is not None
     identity = Identity(
         account="nobody", runner_pid=10, runner_start_ticks=1, pid=11, start_ticks=2,
-        started_at=started_at,
+        started_at=at + timedelta(seconds=1),
     )  # fmt: skip
     assert transitions.record_start(attempt, identity)
     job.refresh_from_db()
-    return job
 
 
 def finished(owner: User, outcome: str = "succeeded", **ending: Any) -> Job:

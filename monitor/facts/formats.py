@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import timedelta
 from zlib import crc32
 
@@ -49,6 +50,20 @@ def gib(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A share of 100 as a whole number: "43 %"."""
     return UNKNOWN if value is None else f"{value:.0f} %"
+
+
+def part(value: float | None) -> str:
+    """0.256 as "25.6 %"."""
+    if value is None:
+        return UNKNOWN
+    return "<0.1 %" if 0 < value < 0.001 else f"{sig3(100 * value)} %"
+
+
+def first_few(texts: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """`GPU 1, GPU 2, GPU 3 and 5 more`: no list is cut without a count of the rest."""
+    rest = len(texts) - most
+    more = f" and {rest} more" if rest > 0 else ""
+    return separator.join(texts[:most]) + more
 
 
 def use_of(gpu: str, pct: float | None, lasts: timedelta | float, *, at_most: bool = False) -> str:

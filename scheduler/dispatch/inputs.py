@@ -289,21 +289,17 @@ class PlanInputs:
             gpus=tuple(replace(g, use_pct=throttle.uses.get(g.gpu_uuid)) for g in slots.gpus),
             running=running,
             cpu_jobs=sum(job.requirement.gpus == 0 and job.owner != OWNER for job in running),
-            people=self._people(queue, placed, now),
+            people=self._people(placed, now),
             throttle=throttle,
             windows=windows_now,
         )
         return PlanInput(_on_named_gpus(queue), slots, self._policy, rules)
 
     def _people(
-        self, queue: list[QueuedJob], placed: Mapping[str, list[RunningJob]], now: datetime
+        self, placed: Mapping[str, list[RunningJob]], now: datetime
     ) -> dict[str, UserAccount]:
         """Model services have no quota: their services limit them."""
-        wanted: dict[str, float] = {}
-        for job in queue:
-            gpus = 0.0 if job.waits else float(job.requirement.gpus)
-            wanted[job.owner] = wanted.get(job.owner, 0.0) + gpus
-        people = self._accounts.at(now, wanted, chain(*placed.values()))
+        people = self._accounts.at(now, placed=chain(*placed.values()))
         return {name: account for name, account in people.items() if name != OWNER}
 
     def gpu_slots(self, now: datetime) -> Slots:

@@ -102,3 +102,9 @@ class UserAccount:
     capacity: Capacity = field(default_factory=Capacity)
     budget: Budget | None = None
     windows: tuple[Window, ...] = ()
+
+    @property
+    def use(self) -> float | None:
+        """Current use as a part of all GPUs, 0 to 1. None: there are no GPUs."""
+        gpus = len(self.capacity.gpu_uuids)
+        return min(1.0, self.charge / gpus) if gpus else None

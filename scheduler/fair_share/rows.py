@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 from math import inf
 
-from django.db.models import Count, Q
+from django.db.models import Count, Exists, OuterRef, Q
 from django.utils import timezone
 
 from monitor.runtime.facts import TimedCache
@@ -24,7 +24,7 @@ from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging, quotas
 from scheduler.limits.quotas.policy.quotas import CATCH_UP, QuotaPolicy
 from scheduler.limits.quotas.rows import Quotas
-from scheduler.models import HostCapacity, Job, UsageShare
+from scheduler.models import HostCapacity, Job, JobDependency, UsageShare
 
 READ_AGAIN = timedelta(seconds=2)
 # The last values of a host that has been silent for this time are ignored.
@@ -72,25 +72,25 @@ class FairShareAccounts:
     def at(
         self,
         now: datetime,
-        demand: Collection[str] | Mapping[str, float] | None = None,
+        demand: Collection[str] | None = None,
         placed: Iterable[RunningJob] | None = None,
     ) -> dict[str, UserAccount]:
         """Accounts of all users with demand or holdings, by name.
 
-        demand: GPUs that waiting jobs request, by user; names alone = any number. placed: placed
-        jobs on all hosts, if already loaded.
+        demand: users who want any number of GPUs; None = those with waiting jobs, as many as these
+        request. placed: placed jobs on all hosts, if already loaded.
         """
         snapshot = self._snapshot(now)
         running = running_jobs(snapshot, now, placed)
-        return snapshot.accounts_by_user(running, _wanted(snapshot, demand))
+        return snapshot.accounts_by_user(running, _wanted(snapshot, demand, now))
 
 
 def _wanted(
-    snapshot: QuotaSnapshot, demand: Collection[str] | Mapping[str, float] | None
+    snapshot: QuotaSnapshot, demand: Collection[str] | None, now: datetime
 ) -> Mapping[str, float]:
     if demand is None:
-        return waiting_gpus(snapshot.capacity)
-    return demand if isinstance(demand, Mapping) else dict.fromkeys(demand, inf)
+        return waiting_gpus(snapshot.capacity, now)
+    return dict.fromkeys(demand, inf)
 
 
 class Rights:
@@ -103,7 +103,7 @@ class Rights:
     def __init__(self, now: datetime, more_users: Iterable[str] = ()) -> None:
         self.snapshot = QuotaSnapshot(now)
         self.running = running_jobs(self.snapshot, now)
-        self.wanted = waiting_gpus(self.snapshot.capacity)
+        self.wanted = waiting_gpus(self.snapshot.capacity, now)
         self.wanting = {*self.running, *self.wanted}
         quotas_ = self.snapshot.quotas
         self.users = {*self.wanting, *self.snapshot.used, *self.snapshot.spent, *quotas_.agreed()}
@@ -137,7 +137,7 @@ class Rights:
 
 
 def accounts_by_user(
-    now: datetime, demand: Collection[str] | Mapping[str, float] | None = None
+    now: datetime, demand: Collection[str] | None = None
 ) -> dict[str, UserAccount]:
     """Accounts without a cache, for a single call."""
     return FairShareAccounts().at(now, demand)
@@ -151,10 +151,11 @@ def owed_seconds(
     owed_s: before the last `seconds`, in which users held `held_s`. {} if no job has waited so
     long: then no user keeps GPUs from others.
     """
-    wanted = waiting_gpus(capacity(), now - timedelta(seconds=seconds))
+    wanted = waiting_gpus(capacity(), now, now - timedelta(seconds=seconds))
     if not any(wanted.values()):
         return {}
-    accounts = accounts_by_user(now, wanted)
+    shared = QuotaSnapshot(now)
+    accounts = shared.accounts_by_user(running_jobs(shared, now), wanted)
     return charging.owed_seconds(
         owed_s,
         {name: account.target for name, account in accounts.items()},
@@ -275,8 +276,11 @@ def running_jobs(
     return totals
 
 
-def waiting_gpus(capacity: Capacity, since: datetime | None = None) -> dict[str, float]:
-    """GPUs that waiting jobs request, by owner; 0 if all of these jobs are held or request none.
+def waiting_gpus(
+    capacity: Capacity, now: datetime, since: datetime | None = None
+) -> dict[str, float]:
+    """GPUs that waiting jobs request, by owner; 0 if none of these jobs may start now, or requests
+    a GPU.
 
     since: only of jobs that were submitted before.
     """
@@ -286,11 +290,21 @@ def waiting_gpus(capacity: Capacity, since: datetime | None = None) -> dict[str,
     kinds = rows.values_list("owner__username", "gpus", "gpu_memory_bytes", "exclusive")
     wanted: dict[str, float] = {}
     for owner, gpus, memory_bytes, exclusive, count in kinds.annotate(
-        count=Count("id", filter=Q(held=""))
+        count=Count("id", filter=_may_start(now))
     ):
         part = charging.part(memory_bytes, exclusive, capacity.gpu_bytes)
         wanted[owner] = wanted.get(owner, 0.0) + count * gpus * part
     return wanted
+
+
+def _may_start(now: datetime) -> Q:
+    awaited = JobDependency.objects.filter(job=OuterRef("pk"))
+    return (
+        Q(held="")
+        & (Q(begin_at=None) | Q(begin_at__lte=now))
+        & (Q(retry_at=None) | Q(retry_at__lte=now))
+        & ~Q(Exists(awaited.exclude(on__state=JobState.FINISHED.value)))
+    )
 
 
 def capacity() -> Capacity:

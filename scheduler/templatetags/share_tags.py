@@ -7,27 +7,20 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.facts.formats import UNKNOWN, sig3
+from monitor.facts.formats import part
 from scheduler.dispatch.steps import engine_endings
 from scheduler.facts.prompts import DayUse
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.limits.quotas.pages.table import QuotaFigure
 
 register = template.Library()
+register.filter(part)
 
 
 @register.simple_tag
 def decided_elsewhere() -> list[str]:
     """Sentences about decisions that gpucoord does not take."""
     return engine_endings.decided_elsewhere()
-
-
-@register.filter
-def part(value: float | None) -> str:
-    """0.256 as "25.6 %"."""
-    if value is None:
-        return UNKNOWN
-    return "<0.1 %" if 0 < value < 0.001 else f"{sig3(100 * value)} %"
 
 
 @register.simple_tag

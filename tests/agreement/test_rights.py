@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import quota as quota_command
+from monitor.facts.formats import part
 from monitor.incidents.pages import badges
 from monitor.incidents.pages.listing import REGION
 from monitor.models import Incident
@@ -26,7 +27,6 @@ from reports.figures.actions import build
 from reports.periods import policy as periods
 from scheduler.facts.jobs import Requirement
 from scheduler.models import HostCapacity, Quota, UsageShare
-from scheduler.templatetags.share_tags import part
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.cli_bridge import connect_as

@@ -175,7 +175,7 @@ def _rights(line: share_table.ShareLine) -> dict[str, float | None]:
     return {
         "entitlement_pct": 100 * line.entitled,
         "target_share_pct": 100 * line.account.target if line.wants else None,
-        "use_pct": None if line.now is None else 100 * line.now,
+        "use_pct": None if line.account.use is None else 100 * line.account.use,
     }
 
 
@@ -184,7 +184,7 @@ def _line(line: share_table.ShareLine) -> dict[str, Any]:
     return {
         "name": line.name,
         "wants": line.wants,
-        "now": line.now,
+        "now": account.use,
         "target": account.target if line.wants else None,
         "entitled": line.entitled,
         **_rights(line),

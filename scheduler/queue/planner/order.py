@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from monitor.facts.formats import duration
+from monitor.facts.formats import duration, part
 from monitor.facts.thresholds import threshold
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import CLASSES, PRIORITIES, PriorityClass, QueuedJob, Requirement
+from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import RunningJob, Slots
 from scheduler.limits.quotas.policy import quotas
 from scheduler.limits.quotas.policy.charging import max_min
@@ -150,10 +151,6 @@ class Shares:
 
     def target(self, owner: str) -> float:
         return self._target.get(owner, 0.0)
-
-    def have(self, owner: str) -> float:
-        """The part of the capacity that the user holds; above 1 with GPUs beyond the capacity."""
-        return self._have.get(owner, 0.0) / self._capacity
 
     def deficit(self, owner: str) -> float:
         return self._target.get(owner, 0.0) - self._counted.get(owner, 0.0) / self._capacity
@@ -334,8 +331,9 @@ def order_factors(
 
     Priority comes first; the other factors are weighted within a priority.
     """
-    shares = Shares(slots, owners)
-    return (_priority(job), _fair(job, shares), _age(job, policy, now))
+    account = slots.people.get(job.owner)
+    fair = () if account is None else (_fair(job, account, Shares(slots, owners)),)
+    return (_priority(job), *fair, _age(job, policy, now))
 
 
 def _priority(job: QueuedJob) -> Factor:
@@ -345,12 +343,12 @@ def _priority(job: QueuedJob) -> Factor:
     return Factor("priority", (job.priority - least) / (most - least), 1.0, text)
 
 
-def _fair(job: QueuedJob, shares: Shares) -> Factor:
+def _fair(job: QueuedJob, account: UserAccount, shares: Shares) -> Factor:
     """0.5 = the user holds exactly the target share; above 0.5 = less than it."""
-    have, target = 100 * shares.have(job.owner), 100 * shares.target(job.owner)
     value = min(1.0, max(0.0, 0.5 + shares.deficit(job.owner) / 2))
     text = (
-        f"{job.owner} holds {have:.0f} % of the GPUs now; the fair-share target is {target:.0f} %"
+        f"{job.owner} holds {part(account.use)} of the GPUs now; "
+        f"the fair-share target is {part(account.target)}"
     )
     return Factor("fair share", value, 1.0, text)
 

@@ -137,7 +137,7 @@ def test_it_reads_no_gpu_for_jobs_that_want_none(
     supply = PlanInputs("gpubox", PlanPolicy())
     supply.given(supply.queue(NOW), NOW)
 
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         assert supply.given(supply.queue(NOW), NOW).slots.gpus == ()
 
 

@@ -8,9 +8,9 @@ from django.contrib.auth.models import Group, User
 from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduler.facts.jobs import Requirement
-from scheduler.fair_share.rows import FairShareAccounts, accounts_by_user
-from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.facts.jobs import Dependency, Requirement
+from scheduler.fair_share.rows import FairShareAccounts, accounts_by_user, capacity, waiting_gpus
+from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota, UsageShare
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
 
@@ -110,6 +110,22 @@ def test_what_a_user_cannot_use_of_the_target_goes_to_the_others(
     gpus = len(machine.gpu_uuids)
     assert accounts["alice"].target == pytest.approx(1 / gpus)
     assert accounts["bob"].target == pytest.approx(1 - 1 / gpus)
+
+
+@pytest.mark.parametrize("why", ["held", "begin", "retry", "dependency"])
+def test_a_job_that_may_not_start_yet_wants_no_gpu(
+    why: str, alice: User, bob: User, machine: HostCapacity
+) -> None:
+    later = NOW + timedelta(hours=1)
+    changes: dict[str, dict[str, Any]] = {
+        "begin": {"begin_at": later},
+        "dependency": {"after": (Dependency(on=jobs_made.waiting(bob).pk),)},
+    }
+    job = jobs_made.waiting(alice, **changes.get(why, {}))
+    states = {"held": {"held": "user"}, "retry": {"retry_at": later}}
+    Job.objects.filter(pk=job.pk).update(priority=3, **states.get(why, {}))
+
+    assert waiting_gpus(capacity(), NOW)["alice"] == 0
 
 
 def test_a_budget_counts_what_was_spent_today_on_all_hosts_and_what_runs(

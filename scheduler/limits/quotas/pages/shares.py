@@ -26,7 +26,7 @@ from scheduler.limits.quotas.pages.table import QuotaFigure, ShareLine
 MOST_QUIET = 12
 SORTS: dict[str, Callable[[ShareLine], Any]] = {
     "name": lambda line: line.name.casefold(),
-    "now": lambda line: line.now or 0.0,
+    "now": lambda line: line.account.use or 0.0,
     "target": lambda line: line.account.target if line.wants else -1.0,
     "entitled": lambda line: line.entitled,
     "usage": lambda line: line.account.usage or 0.0,

@@ -96,7 +96,7 @@ def figures(line: ShareLine) -> tuple[QuotaFigure, ...]:
 
 def share(line: ShareLine) -> QuotaFigure:
     """Current use of all GPUs in percent, and the entitled share."""
-    now = 100 * (line.now or 0.0)
+    now = 100 * (line.account.use or 0.0)
     return QuotaFigure(
         name="share_pct", label="Share", used=now, most=line.quota.share_pct, unit="%"
     )
@@ -141,11 +141,6 @@ class ShareLine:
     def gpus(self) -> int:
         """Number of GPUs that shares refer to."""
         return len(self.account.capacity.gpu_uuids)
-
-    @property
-    def now(self) -> float | None:
-        """Current usage as a part of all GPUs. None: there are no GPUs."""
-        return min(1.0, self.account.charge / self.gpus) if self.gpus else None
 
     @property
     def is_quiet(self) -> bool:

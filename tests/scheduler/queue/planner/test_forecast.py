@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob, Requirement
-from scheduler.facts.people import Quota, UserAccount, Window
+from scheduler.facts.people import Capacity, Quota, UserAccount, Window
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Throttle
 from scheduler.jobs.lifecycle.policy.waits import Condition, waits
 from scheduler.queue.planner.forecast import forecast as forecast_module
@@ -349,11 +349,12 @@ def test_the_median_is_never_after_the_ninth_tenth() -> None:
 
 def test_what_decides_is_told_in_words() -> None:
     job = waiting(1, priority=4, submitted_at=at(-3))
-    people = {"alice": UserAccount(owner="alice", target=0.5, charge=1.0)}
+    capacity = Capacity(gpu_uuids=tuple(map(gpu_uuid, range(4))))
+    people = {"alice": UserAccount(owner="alice", target=0.5, charge=1.0, capacity=capacity)}
     slots = Slots(host="gpubox", gpus=tuple(slot(n) for n in range(4)), people=people)
 
     priority, fair, age = order_factors(job, slots, ["alice", "bob"], OrderPolicy(), NOW)
     assert (priority.value, priority.text) == (0.75, "4 (high); 5 (urgent) is served first")
-    assert fair.text == "alice holds 25 % of the GPUs now; the fair-share target is 50 %"
+    assert fair.text == "alice holds 25.0 % of the GPUs now; the fair-share target is 50.0 %"
     assert fair.value == 0.625
     assert age.text.startswith("it has waited 3 h")
