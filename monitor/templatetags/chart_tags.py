@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from monitor.facts.formats import first_few
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.usage.history.pages.chart_panels import HeatCell
 from monitor.usage.rows.sums import UsageRow
@@ -122,7 +123,7 @@ def cell_use(cell: HeatCell) -> str:
     if cell.main is not None and cell.idle_held:
         words.append(f"memory held idle by {cell.main.subject or 'an unknown owner'}")
     elif cell.people:
-        words.append(", ".join(_person(entry) for entry in cell.people[:3]))
+        words.append(first_few([_person(entry) for entry in cell.people]))
     elif cell.busy_pct is not None:
         words.append("no processes")
     if cell.busy_pct is not None and cell.seen_s < MOSTLY_S and not cell.goes_on:

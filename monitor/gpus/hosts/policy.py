@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from monitor.facts.formats import first_few
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
 
 # Readings are stored every second.
@@ -82,7 +83,7 @@ def _version_problem(new: JoiningHost, hosts: Sequence[HostFact], now: datetime)
     others = [host for host in _others(new, hosts, now) if host.version not in ("", new.version)]
     if not others:
         return None
-    running = ", ".join(f"{host.version} on {host.name}" for host in others[:3])
+    running = first_few([f"{host.version} on {host.name}" for host in others])
     return (
         f"This is gpucoord {new.version}, and the database is in use by {running}."
         " All hosts need the same version: stop the others, or install theirs here."

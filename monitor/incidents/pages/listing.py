@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 
 from monitor.api.input import ListFilters
+from monitor.facts.formats import first_few
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.facts import TITLES, title
 from monitor.incidents.pages import badges as incident_badges
@@ -166,8 +167,7 @@ def _facets(rows: Iterable[Incident], names: Mapping[str, str]) -> list[str]:
 
 def _facet(is_over: bool, rule: str, host: str, numbers: Iterable[str]) -> str:
     gpus = sorted(filter(None, numbers), key=int)
-    more = f" and {len(gpus) - MOST_GPUS} more" if len(gpus) > MOST_GPUS else ""
-    shown = ", ".join(gpus[:MOST_GPUS]) + more
+    shown = first_few(gpus, MOST_GPUS)
     where = f" on {host}GPU{'s' if len(gpus) > 1 else ''} {shown}" if gpus else ""
     return f"{rule}{where}{' (over)' if is_over else ''}"
 

@@ -38,7 +38,7 @@ def incidents(request: HttpRequest) -> HttpResponse:
     context = {
         "filters": filters,
         "table": incident_listing.table(filters, viewer, now),
-        "patterns": pattern_rows.newest() if filters.page == 1 else [],
+        "patterns": pattern_rows.stored() if filters.page == 1 else [],
         "exemptions": incident_listing.exemptions(now) if viewer.operator else [],
         "operator": viewer.operator,
         "mine": filters.person == viewer.username,

@@ -26,13 +26,11 @@ from monitor.thresholds import rows as thresholds
 HOUR_S = 3600
 # An hour with less watched time is left out.
 WATCHED_S = HOUR_S * 0.75
-MOST_SHOWN = 20
 
 
-def newest() -> list[Pattern]:
+def stored() -> list[Pattern]:
     """The stored patterns, most certain first."""
-    rows = Pattern.objects.select_related("gpu").order_by("id")
-    return list(rows[:MOST_SHOWN])
+    return list(Pattern.objects.select_related("gpu").order_by("id"))
 
 
 def of_person(name: str) -> list[Pattern]:

@@ -34,11 +34,12 @@ def search(request: HttpRequest) -> HttpResponse:
     results = list(find(text)) if text else []
     if "application/json" in request.headers.get("Accept", ""):
         return JsonResponse({"results": [asdict(result) for result in results]})
-    return render(request, "scheduler/search.html", {"text": text, "results": results})
+    context = {"text": text, "results": results, "most": MOST_OF_A_KIND}
+    return render(request, "scheduler/search.html", context)
 
 
 def find(text: str) -> Iterator[Result]:
-    """At most MOST_OF_A_KIND jobs (newest first), users and GPUs each."""
+    """At most MOST_OF_A_KIND jobs (newest first), users and GPUs each; the page says so."""
     number = text.lower().removeprefix("job").removeprefix("gpu").strip().removeprefix("#")
     jobs = Q(name__icontains=text)
     gpus = Q(uuid__icontains=text) | Q(name__icontains=text) | Q(host__icontains=text)

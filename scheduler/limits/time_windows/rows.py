@@ -18,7 +18,7 @@ from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import Window
-from scheduler.limits.time_windows.policy.calendar import clashes, describe
+from scheduler.limits.time_windows.policy.calendar import clashes, describe, named
 from scheduler.models import TimeWindow
 
 APPROVED, ASKED = TimeWindow.State.APPROVED, TimeWindow.State.ASKED
@@ -198,9 +198,8 @@ def seen_by(person: User, *states: TimeWindow.State) -> QuerySet[TimeWindow]:
 def _refuse_clash(row: TimeWindow, now: datetime) -> None:
     clashing = clashes(fact(row), approved(), now)
     if clashing:
-        others = "; ".join(f"{other.holder}, {describe(other)}" for other in clashing[:3])
         raise UnableToApprove(
-            f"Together with {others} it would keep more than a whole GPU. "
+            f"Together with {named(clashing)} it would keep more than a whole GPU. "
             "Approve a smaller share or other hours, or decline the other one first."
         )
 

@@ -77,3 +77,10 @@ def test_it_never_writes_the_unknown_as_zero() -> None:
 )
 def test_a_gpu_is_called_unused_only_if_no_use_was_measured(pct: float | None, words: str) -> None:
     assert formats.use_of("GPU 1", pct, timedelta(minutes=3)) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "a0"), (3, "a0, a1, a2"), (5, "a0, a1, a2 and 2 more")]
+)
+def test_a_list_that_is_cut_counts_the_rest(count: int, text: str) -> None:
+    assert formats.first_few([f"a{number}" for number in range(count)]) == text

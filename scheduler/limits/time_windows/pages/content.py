@@ -16,7 +16,14 @@ from scheduler.limits.time_windows import charts
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.charts import CalendarDay, CalendarGpu, CalendarRow
 from scheduler.limits.time_windows.policy import calendar as window_calendar
-from scheduler.limits.time_windows.policy.calendar import clashes, coming, current, describe, spans
+from scheduler.limits.time_windows.policy.calendar import (
+    clashes,
+    coming,
+    current,
+    describe,
+    named,
+    spans,
+)
 from scheduler.models import TimeWindow
 
 WEEK = timedelta(days=7)
@@ -97,7 +104,7 @@ def context(person: User, now: datetime, zone: str, week_number: int = 0) -> dic
     return {
         "approved": lines(approved, person, now, strip),
         "asked": [
-            replace(line, conflicts="; ".join(f"{w.holder}, {describe(w)}" for w in clashing[:3]))
+            replace(line, conflicts=named(clashing))
             for line, clashing in zip(
                 lines(requested, person, now, strip), conflicts.values(), strict=True
             )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import groupby
 from zoneinfo import ZoneInfo
 
+from monitor.facts.formats import first_few
 from scheduler.facts.people import Window
 
 DAY = timedelta(days=1)
@@ -163,6 +164,11 @@ def _too_many(window: Window, others: Sequence[Window], since: datetime) -> Iter
 def describe(window: Window) -> str:
     """The days and hours in words: "Mon–Fri 20:00–06:00 (Europe/Berlin)"."""
     return f"{days(window.days)} {window.start:%H:%M}–{window.end:%H:%M} ({window.zone})"
+
+
+def named(windows: Sequence[Window]) -> str:
+    """The first few windows with their holders, in words."""
+    return first_few([f"{each.holder}, {describe(each)}" for each in windows], separator="; ")
 
 
 def days(numbers: Sequence[int]) -> str:
