@@ -35,7 +35,7 @@ INSTANTS = 30
 
 
 class Said(NamedTuple):
-    """What a door says of a quantity of a job, a user, a GPU or the queue."""
+    """A quantity of a job, a user, a GPU or the queue, as a door says it."""
 
     door: str
     subject: str
