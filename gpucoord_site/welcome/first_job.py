@@ -16,6 +16,7 @@ from monitor.owners.accounts.rows import os_accounts
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages import starting_points
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import Job
 from scheduler.submission.intake import actions as intake
@@ -37,11 +38,9 @@ class FirstJob:
         return not self.line.is_open
 
 
-def command() -> str:
-    """The command of the job. A simulated server has no driver to ask."""
-    if settings.CONFIG.probe == "simulated":
-        return "echo Hello from a job"
-    return "nvidia-smi -L"
+def line() -> str:
+    """The line for a terminal."""
+    return starting_points.example().line(f"--name {NAME}")
 
 
 def terminal_account(user: User) -> str:
@@ -68,7 +67,9 @@ def newest(user: User) -> FirstJob | None:
 
 def submit(user: User, now: datetime) -> Job:
     """Submit the same job from the page. Raises UnableToSubmit."""
-    return intake.submit({"command": command(), "name": NAME}, user, now)
+    example = starting_points.example()
+    fields = {"command": example.command, "gpus": example.gpus, "name": NAME}
+    return intake.submit(fields, user, now)
 
 
 def _uid_of(account: str) -> int | None:

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from gpucoord_site.models import WelcomeHidden
 from gpucoord_site.welcome import checklist, first_job
+from scheduler.jobs.pages import starting_points
 from scheduler.models import Job
 from scheduler.submission.intake.policy.new_job import UnableToSubmit
 
@@ -35,8 +36,8 @@ def welcome(request: HttpRequest) -> HttpResponse:
     """The line that submits a first job, and the job as soon as it has arrived."""
     user = _user(request)
     context = {
-        "command": first_job.command(),
-        "name": first_job.NAME,
+        "command": starting_points.example().command,
+        "terminal_line": first_job.line(),
         "account": first_job.terminal_account(user),
         "job": first_job.newest(user),
     }

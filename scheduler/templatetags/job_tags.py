@@ -15,10 +15,10 @@ from django.utils.safestring import SafeString, mark_safe
 
 from monitor.facts.formats import UNKNOWN, duration, shortest_size, sig3
 from monitor.facts.input_rules import escaped_json, escaped_lines
-from monitor.models import Gpu
 from monitor.owners.looks.rows import look_of
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
+from scheduler.jobs.pages import starting_points
 from scheduler.jobs.timeline.charts import Span, joined
 from scheduler.jobs.timeline.facts import Band, Bar, BarKind
 from scheduler.queue.blockers.policy.addressing import addressed
@@ -124,8 +124,7 @@ def sentence(text: str, viewer: str = "") -> SafeString:
 @register.simple_tag
 def example_submission() -> str:
     """A command to try first, which runs on servers without GPUs too."""
-    request = "" if Gpu.objects.exists() else "--gpus 0 "
-    return f"gpucoord submit {request}-- {'hostname' if request else 'nvidia-smi'}"
+    return starting_points.example().line()
 
 
 @register.filter

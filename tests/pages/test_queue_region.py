@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -21,16 +22,20 @@ def shown() -> str:
 
 
 def test_an_empty_queue_says_what_to_do() -> None:
-    snapshots.record(snapshot(1))
-
-    assert "gpucoord submit -- nvidia-smi" in shown()
+    assert "gpucoord submit -- echo Hello from a job" in shown()
 
 
-def test_an_empty_queue_without_gpus_suggests_a_command_that_runs_there() -> None:
-    html = shown()
+@pytest.mark.parametrize(
+    ("gpus", "line"),
+    [(1, "gpucoord submit -- nvidia-smi -L"), (0, "gpucoord submit --gpus 0 -- hostname")],
+)
+def test_it_suggests_a_command_that_runs_on_this_server(
+    gpus: int, line: str, settings: Any
+) -> None:
+    settings.CONFIG = settings.CONFIG.model_copy(update={"probe": "nvml"})
+    snapshots.record(snapshot(gpus))
 
-    assert "gpucoord submit --gpus 0 -- hostname" in html
-    assert "nvidia-smi" not in html
+    assert line in shown()
 
 
 def test_what_runs_comes_first_then_the_queue_in_its_order(alice: User, bob: User) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import Q
 
@@ -14,6 +15,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.facts.readings import GpuReading, Health
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.models import Gpu
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Job, JobPreset
@@ -24,6 +26,26 @@ LONGEST_NAME, LONGEST_VALUES = 40, 20_000
 NOT_SAVED = {"env", "begin", "after", "after_success"}
 SHORT = 36
 MOST_FREE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A job to try first. gpus: 0 on a server whose GPUs cannot be read."""
+
+    command: str
+    gpus: int = 1
+
+    def line(self, options: str = "") -> str:
+        words = "gpucoord submit", options, "" if self.gpus else "--gpus 0", "--", self.command
+        return " ".join(filter(None, words))
+
+
+def example() -> Example:
+    """It runs on this server as it is now."""
+    if settings.CONFIG.probe == "simulated":
+        # Without a driver to ask.
+        return Example("echo Hello from a job")
+    return Example("nvidia-smi -L") if Gpu.objects.exists() else Example("hostname", gpus=0)
 
 
 @dataclass(frozen=True, slots=True)
