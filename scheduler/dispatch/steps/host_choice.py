@@ -226,8 +226,10 @@ class HostChoice:
 
 
 def _is_for_any(job: QueuedJob) -> bool:
-    """Whether hosts are compared for it. Jobs without a GPU start where there is a place first."""
-    return not job.host and bool(job.requirement.gpus) and not job.waits
+    """Whether hosts are compared for it. Jobs without a GPU start where there is a place first, and
+    a named GPU is on one host."""
+    wanted = job.requirement
+    return not (job.host or wanted.gpu_uuid or job.waits) and bool(wanted.gpus)
 
 
 def _is_better(hosts: Collection[Published], job: int, mine: Offer) -> bool:
