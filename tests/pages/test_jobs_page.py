@@ -37,7 +37,7 @@ def test_a_server_without_jobs_says_what_to_do(alice: User, as_user: AsUser) -> 
     html = page(as_user(alice))
 
     assert "No jobs yet." in html
-    assert "gpucoord submit --gpus 0 -- hostname" in html
+    assert "gpucoord submit -- echo Hello from a job" in html
 
 
 def test_it_shows_what_runs_and_waits(alice: User, bob: User, as_user: AsUser) -> None:
