@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import inf
 
 from monitor.runtime.facts import Guard
@@ -133,7 +134,7 @@ class HostChoice:
             return made
         mine = self._offers(made, given, jobs, now)
         self._publish(mine, jobs.keys(), now)
-        theirs = _published(others)
+        theirs = self._theirs(others, now)
         self._able_since = {
             job: self._able_since.get(job, now) for job, o in mine.items() if o.start_s == NOW_S
         }
@@ -193,10 +194,21 @@ class HostChoice:
                 wake("scheduler")
         self._last_published = published
 
+    def _theirs(self, hosts: Collection[str], now: datetime) -> dict[str, Published]:
+        """Of each host; one that has published nothing that can be read did so long ago."""
+        published = dict.fromkeys(hosts, Published(NEVER))
+
+        def take(row: HostForecast) -> None:
+            published[row.host] = _read(row)
+
+        for row in HostForecast.objects.filter(pk__in=hosts):
+            self._isolation.attempt(f"offers of host {row.host}", partial(take, row), now)
+        return published
+
     def _is_left(
         self, job: int, mine: Offer, theirs: Mapping[str, Published], now: datetime
     ) -> bool:
-        """Whether a job that could start here is left to another host for now."""
+        """Whether a job that could start here is left to another host in this plan."""
         if now - self._left_since.get(job, now) >= LEFT_FOR:
             return False
         since, heard = self._able_since[job], []
@@ -236,17 +248,9 @@ def _is_better(hosts: Collection[Published], job: int, mine: Offer) -> bool:
     return any(job in each.offers and each.offers[job] < mine for each in hosts)
 
 
-def _published(hosts: Collection[str]) -> dict[str, Published]:
-    """Of each host; one that has never published anything did so long ago."""
-    rows = {row.host: row for row in HostForecast.objects.filter(pk__in=hosts)}
-    return {host: _read(rows.get(host)) for host in hosts}
-
-
-def _read(row: HostForecast | None) -> Published:
-    if row is None:
-        return Published(NEVER)
+def _read(row: HostForecast) -> Published:
     offers = {
-        int(job): Offer(inf if start_s is None else start_s, weakness, crowd, row.host)
-        for job, (start_s, weakness, crowd) in row.offers.items()
+        int(job): Offer(inf if at is None else float(at), float(weakness), crowd, row.host)
+        for job, (at, weakness, crowd) in row.offers.items()
     }
     return Published(row.at, offers)

@@ -122,6 +122,17 @@ def test_a_job_for_one_host_is_left_to_no_other() -> None:
     assert choice.left_to_others == set()
 
 
+@pytest.mark.parametrize("offers", [{"job": [0, 0, 0]}, {"1": 5}, [1], {"1": ["soon", 0, 0]}])
+def test_offers_without_sense_stop_no_job(offers: object) -> None:
+    see(NOW)
+    HostForecast.objects.create(pk="west", at=NOW, offers=offers)
+    choice, submitted = choice_of(), NOW - LEFT_FOR
+
+    choice.applied(STARTS, given(submitted), NOW)
+
+    assert choice.applied(STARTS, given(submitted), NOW + LEFT_FOR) == STARTS
+
+
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_host_that_takes_no_jobs_is_not_chosen(is_silent: bool) -> None:
     see(NOW)
