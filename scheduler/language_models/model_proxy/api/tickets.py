@@ -1,7 +1,8 @@
 """Tickets for requests that the endpoint of one host passes on to that of another.
 
 The other host gets no token of the user. A ticket is signed with the secret key, which all hosts
-share. It is for one host, user and path, and valid once, for two minutes.
+share. It is for one host, user and path, and valid once, for two minutes. An endpoint that starts
+knows of no used ones, and refuses those from before its start.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ SALT, LIVES = "gpucoord.request-of-another-host", timedelta(minutes=2)
 def ticket(host: str, user_id: int, path: str) -> str:
     """path: of the request, below the base of the API."""
     once = secrets.token_hex(8)
-    return signing.dumps({"host": host, "user": user_id, "path": path, "once": once}, salt=SALT)
+    body = {"host": host, "user": user_id, "path": path, "once": once, "at": time.time()}
+    return signing.dumps(body, salt=SALT)
 
 
 class Tickets:
@@ -27,6 +29,7 @@ class Tickets:
 
     def __init__(self, host: str) -> None:
         self._host = host
+        self._began = time.time()
         # Used ones, the oldest first, until they expire.
         self._used: dict[str, float] = {}
 
@@ -37,6 +40,8 @@ class Tickets:
         except signing.BadSignature:
             return None
         self._forget_expired()
+        if body["at"] < self._began:
+            return None
         if (body["host"], body["path"]) != (self._host, path) or body["once"] in self._used:
             return None
         self._used[body["once"]] = time.monotonic() + LIVES.total_seconds()

@@ -113,9 +113,9 @@ async def test_the_other_host_does_not_pass_it_on_again() -> None:
 @pytest.mark.parametrize("host", ["west", "north"])
 async def test_a_ticket_is_valid_for_one_host_and_once(host: str) -> None:
     server = ModelServer(whole(CHAT, "Content-Type: application/json"))
-    headers = {"Authorization": f"{SCHEME} {ticket(host, 1, CHAT_PATH)}"}
 
     async with endpoint(server, host="west") as west:
+        headers = {"Authorization": f"{SCHEME} {ticket(host, 1, CHAT_PATH)}"}
         answers = [await west.ask(headers=headers) for _ in range(2)]
 
     first = 200 if host == "west" else 401
@@ -128,3 +128,10 @@ def test_a_ticket_names_its_path_and_cannot_be_guessed() -> None:
     assert tickets.user_of(made, "embeddings") is None
     assert tickets.user_of(f"{made}x", CHAT_PATH) is None
     assert tickets.user_of(made, CHAT_PATH) == 7
+
+
+def test_a_used_ticket_stays_used_when_the_endpoint_starts_again() -> None:
+    before, made = Tickets("west"), ticket("west", 7, CHAT_PATH)
+    assert before.user_of(made, CHAT_PATH) == 7
+
+    assert Tickets("west").user_of(made, CHAT_PATH) is None
