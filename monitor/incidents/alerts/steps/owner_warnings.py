@@ -67,8 +67,8 @@ def write_by_hand(incident: Incident, to: MailToOwner, text: str, by: str, now: 
     """Put an operator's message to the user on its way at once."""
     row = _message(incident, to, f"{by} asks: ", text, now)
     # Without the incident its first line stays; without the rule later mails are no repeats.
-    row.about, row.rule = f"asked:{incident.pk}:{now.timestamp():.0f}", ""
-    Message.objects.bulk_create([row], ignore_conflicts=True)
+    row.about, row.rule = f"asked:{incident.pk}:{now.timestamp():.6f}", ""
+    row.save()
 
 
 def _message(incident: Incident, to: MailToOwner, before: str, text: str, now: datetime) -> Message:
