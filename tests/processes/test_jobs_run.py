@@ -3,8 +3,9 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as monitor_store
-from monitor.models import Claim, Event
+from monitor.models import Claim, Event, HostSample
 from monitor.runtime.rows.leases import LeaseLost
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.lifecycle.rows import queue as job_queue
@@ -367,6 +368,23 @@ def test_a_job_of_before_a_reboot_is_lost(scheduler: Scheduler, root: User) -> N
     assert reloaded(job).outcome == "lost"
     assert "restarted" in reloaded(job).problem
     process_tree.signal_all(process_tree.orphans(0, 0, attempt_of(job).nonce), signal.SIGKILL)
+
+
+def test_a_job_killed_with_the_service_ended_when_it_was_last_seen(
+    scheduler: Scheduler, root: User
+) -> None:
+    job = scheduler.run_to(submit(root, "sleep 60"), "running")
+    attempt = attempt_of(job)
+    kill_runner_of(job)
+    process_tree.signal_all(process_tree.orphans(0, 0, attempt.nonce), signal.SIGKILL)
+    wait_for(lambda: not is_running(attempt.pid or 0))
+    read_at = int(time.time()) + 1
+    HostSample.objects.create(host=attempt.host, t=read_at)
+    scheduler.late = timedelta(hours=8)
+
+    ended = scheduler.run_to(job)
+    assert ended.outcome == "lost"
+    assert ended.ended_at == datetime.fromtimestamp(read_at + 1, UTC)
 
 
 def test_nothing_starts_when_the_lease_is_lost(data: Path, root: User) -> None:

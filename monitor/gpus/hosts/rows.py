@@ -5,16 +5,21 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Max, QuerySet, Sum
 
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
 from monitor.models import Gpu, Host, HostMinute, HostSample, JoinToken, LatestSnapshot
 from monitor.runtime.rows.prepared import compiled_once
 
+# Without a reading for so long, it is unknown what ran.
+LONGEST_GAP = timedelta(seconds=15)
+# By then, all loops of a service that has started again have looked at their host.
+SETTLED = timedelta(seconds=10)
 TOKEN_LIVES = timedelta(hours=24)
 TOKEN_MARK = "gpj_"  # noqa: S105 - the beginning of each
 
@@ -157,6 +162,31 @@ def has_readings(name: str, since: datetime, until: datetime) -> bool:
     """Whether this host stored a reading in that time."""
     between = (int(since.timestamp()), int(until.timestamp()))
     return HostSample.objects.filter(host=name, t__range=between).exists()
+
+
+def read_until(name: str) -> datetime | None:
+    """The end of the newest second in which this host stored a reading."""
+    newest = HostSample.objects.filter(host=name).aggregate(newest=Max("t"))["newest"]
+    return None if newest is None else _end_of(newest)
+
+
+def read_before_pause(name: str, now: datetime) -> datetime | None:
+    """The same, before this host stored none for a long time, as when its service did not run.
+
+    None: there was no such time, or it has been over for longer than SETTLED.
+    """
+    samples = HostSample.objects.filter(host=name, t__lte=now.timestamp()).order_by("-t")
+    newest = samples.values_list("t", flat=True)[: SETTLED.seconds + 1]
+    for after, before in pairwise([int(now.timestamp()), *newest]):
+        if now.timestamp() - after > SETTLED.seconds:
+            return None
+        if after - before > LONGEST_GAP.seconds:
+            return _end_of(before)
+    return None
+
+
+def _end_of(second: int) -> datetime:
+    return datetime.fromtimestamp(second + 1, UTC)
 
 
 def seconds_with_readings(name: str, since: datetime) -> int:

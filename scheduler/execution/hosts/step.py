@@ -106,10 +106,11 @@ class HostWatch:
         attempts = Attempt.objects.filter(
             host__in=down, ended_at=None, job__requeue=True, engine=""
         )
+        read_until = {host: rows.read_until(host) for host in down}
         results = self._isolation.each(
             attempts.select_related("job__owner", "yield_request"),
             lambda attempt: f"job {attempt.job_id}",
-            lambda attempt: outcomes.record_host_down(attempt, now),
+            lambda attempt: outcomes.record_host_down(attempt, now, read_until[attempt.host]),
             now,
         )
         if results:

@@ -14,6 +14,7 @@ from functools import partial
 
 from django.db.models import QuerySet
 
+from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
@@ -228,7 +229,12 @@ class Executor:
             case Action.RESTARTED:
                 saved = self._has_saved(view)
                 return lambda: outcomes.record_lost(
-                    attempt, view.files, RESTARTED, now, has_saved=saved
+                    attempt,
+                    view.files,
+                    RESTARTED,
+                    now,
+                    has_saved=saved,
+                    seen_at=hosts.read_before_pause(self._host, now),
                 )
         return None
 
@@ -267,8 +273,10 @@ class Executor:
         if not attempt_files.end_orphans(started, number):
             attempt_files.end_confined(self._specs.folder(attempt))
             saved = self._has_saved(view)
+            # Processes that had to be ended ran until now.
+            seen_at = hosts.read_before_pause(self._host, now) if stopping_at is None else None
             return lambda: outcomes.record_lost(
-                attempt, view.files, ABANDONED, now, has_saved=saved
+                attempt, view.files, ABANDONED, now, has_saved=saved, seen_at=seen_at
             )
         if stopping_at is not None:
             return None

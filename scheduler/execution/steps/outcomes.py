@@ -164,26 +164,37 @@ def _record_refusal(attempt: Attempt, reason: str, now: datetime) -> None:
 
 
 def record_lost(
-    attempt: Attempt, files: AttemptFiles, problem: str, now: datetime, *, has_saved: bool = False
+    attempt: Attempt,
+    files: AttemptFiles,
+    problem: str,
+    now: datetime,
+    *,
+    has_saved: bool = False,
+    seen_at: datetime | None = None,
 ) -> None:
-    """End an attempt whose exit status is unknown."""
+    """End an attempt whose exit status is unknown. seen_at: when it was last known to run, None =
+    until now."""
     _record_identity(attempt, files)
     is_cancelled = attempt.job.cancel_requested_at is not None
     outcome = Outcome.CANCELLED if is_cancelled else Outcome.LOST
-    ending = AttemptEnding(outcome=outcome, ended_at=now, problem=problem)
+    ended_at = now if seen_at is None else max(seen_at, attempt.placed_at)
+    ending = AttemptEnding(outcome=outcome, ended_at=ended_at, problem=problem)
     _settle(attempt, ending, FailureCause.MACHINE, now, has_saved=has_saved)
 
 
-def record_host_down(attempt: Attempt, now: datetime) -> None:
+def record_host_down(attempt: Attempt, now: datetime, seen_at: datetime | None) -> None:
     """End an attempt of a host that is confirmed down; its job waits again for any host.
+
+    seen_at: when the host stored its newest reading.
 
     If the host returns, it ends the processes that are left there.
     """
     is_cancelled = attempt.job.cancel_requested_at is not None
     outcome = Outcome.CANCELLED if is_cancelled else Outcome.LOST
-    ending = AttemptEnding(outcome=outcome, ended_at=now, problem=HOST_DOWN)
+    ended_at = max(seen_at or now, attempt.placed_at)
+    ending = AttemptEnding(outcome=outcome, ended_at=ended_at, problem=HOST_DOWN)
     _settle(attempt, ending, FailureCause.MACHINE, now, has_saved=False)
-    if Attempt.objects.filter(pk=attempt.pk, ended_at=now).update(abandoned=True):
+    if Attempt.objects.filter(pk=attempt.pk, ended_at=ended_at).update(abandoned=True):
         Job.objects.filter(pk=attempt.job_id).update(home="")
 
 

@@ -1,7 +1,7 @@
 """Step: charge the use of GPUs to its owners every few seconds.
 
-Jobs are charged for their claims, to the second, including time in which gpucoord was down.
-Other processes are charged by the newest snapshot, and for a gap only for its last seconds.
+Jobs are charged for their claims, to the second, also for time in which gpucoord was down and they
+ran. Other processes are charged by the newest snapshot, and for a gap only for its last seconds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from datetime import datetime, timedelta
 
 from monitor.facts.claims import JOB_KINDS
 from monitor.facts.readings import Snapshot
+from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot.rows import open_claims
+from monitor.runtime.rows import leases
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.people import Capacity
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.charging import Charge, GpuUseSpan
-from scheduler.limits.quotas.policy.quotas import ENTRY_S, LONGEST_GAP, QuotaPolicy
+from scheduler.limits.quotas.policy.quotas import ENTRY_S, QuotaPolicy
 from scheduler.models import UsageShare
 
 HOUR_S = 3600.0
@@ -101,6 +103,8 @@ class Charging:
         since = quota_rows.charged_until(self._host)
         if since is not None and now <= since and since - now < SET_BACK:
             return None
+        if since is not None and self._waits_for_scheduler(since, now):
+            return None
         claims = [c for c in open_claims(self._host) if c.kind in JOB_KINDS]
         by_gpu = self._isolation.convert(
             snapshot.gpus,
@@ -111,7 +115,7 @@ class Charging:
         charges = charging.added(part for _, part in by_gpu)
         start = now if since is None or since > now else since
         policy = thresholds.current(QuotaPolicy)
-        observed_from = max(start, now - LONGEST_GAP)
+        observed_from = max(start, now - hosts.LONGEST_GAP)
         charging_pass = _ChargingPass(capacity, charges, start, observed_from, now)
         sizes = {gpu.uuid: gpu.memory_total_bytes for gpu in snapshot.gpus}
         holds = quota_rows.holds(self._host, start, sizes, self._isolation.converter(now))
@@ -121,6 +125,14 @@ class Charging:
         self._add_usage(charging_pass, holds, policy, rows, owed)
         quota_rows.set_charged(self._host, now, capacity)
         return charges
+
+    def _waits_for_scheduler(self, since: datetime, now: datetime) -> bool:
+        """Whether it has yet to end the jobs that ended while gpucoord was down."""
+        if now - since <= hosts.LONGEST_GAP or not hosts.read_before_pause(self._host, now):
+            return False
+        loops = [loop for loop in leases.facts(self._host) if loop.loop == "scheduler"]
+        ticks = [loop.last_tick_at for loop in loops]
+        return any(at is None or now - at > hosts.SETTLED for at in ticks)
 
     def _debit(self, charging_pass: _ChargingPass, holds: Sequence[GpuUseSpan]) -> None:
         """Add to the daily ledger; each second counts for its own day."""

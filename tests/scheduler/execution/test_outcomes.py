@@ -52,6 +52,30 @@ def _lose(job: Job) -> Job:
     return job
 
 
+def test_a_job_killed_with_its_machine_ended_when_it_was_last_seen(alice: User) -> None:
+    job, seen_at = jobs_made.running(alice), NOW + timedelta(minutes=20)
+    look = AttemptFiles(claimed=None, runner_alive=False, started=None, result=None)
+    outcomes.record_lost(_attempt(job), look, "It restarted.", LATER, seen_at=seen_at)
+    job.refresh_from_db()
+
+    assert job.ended_at == seen_at
+    assert set(Claim.objects.values_list("until_at", flat=True)) == {seen_at}
+
+
+@pytest.mark.parametrize(("late_s", "until_s"), [(14, 14), (16, 0), (8 * 3600, 0)])
+def test_the_gpus_of_a_job_count_until_its_end_when_that_is_noticed_late(
+    alice: User, late_s: int, until_s: int
+) -> None:
+    job = jobs_made.running(alice)
+    attempt = _attempt(job)
+    result = Result(nonce=attempt.nonce, ended_at=LATER.timestamp(), exit_code=0)
+    look = AttemptFiles(claimed=None, runner_alive=False, started=None, result=result)
+    outcomes.record_end(attempt, look, b"", LATER + timedelta(seconds=late_s))
+
+    until_at = LATER + timedelta(seconds=until_s)
+    assert set(Claim.objects.values_list("until_at", flat=True)) == {until_at}
+
+
 def _ask(job: Job, for_job: Job | None = None, **changes: Any) -> None:
     body = {"job_id": job.pk, "code": "Preempted", "text": "Job 9 needs its GPU."}
     assert yield_requests.ask(Yield(**(body | changes), for_job=for_job and for_job.pk), LATER)

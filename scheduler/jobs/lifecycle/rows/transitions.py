@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import ClaimFact, ClaimKind
+from monitor.gpus.hosts.rows import LONGEST_GAP
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import audit, counters, events
@@ -203,7 +204,7 @@ def record_end(
     if not _end_attempt(attempt, ending, ending.outcome.value):
         return False
     if decision is not None and decision.again and _requeue(attempt, ending, decision):
-        _free_gpus(attempt, now)
+        _free_gpus(attempt, ending.ended_at, now)
         _add_yield_event(attempt, ending)
         text = f"{_title(attempt)} waits again: {decision.held or decision.text}"
         add_attempt_event("JOB_REQUEUED", attempt, text, ending.ended_at, "warning")
@@ -224,7 +225,7 @@ def _finish_job(attempt: Attempt, ending: AttemptEnding, now: datetime) -> None:
         problem=ending.problem,
         ended_at=ending.ended_at,
     )
-    _free_gpus(attempt, now)
+    _free_gpus(attempt, ending.ended_at, now)
     _add_yield_event(attempt, ending)
     if ending.outcome is Outcome.SUCCEEDED and attempt.gpu_uuids:
         snapshots.count_task(attempt.gpu_uuids)
@@ -257,7 +258,7 @@ def return_to_queue(
     _end_attempt(
         attempt, AttemptEnding(outcome=Outcome.LOST, ended_at=now, problem=problem), outcome
     )
-    _free_gpus(attempt, now)
+    _free_gpus(attempt, now, now)
     if reports:
         add_attempt_event(
             "JOB_REQUEUED", attempt, f"{_title(attempt)} waits again: {problem}", now, "warning"
@@ -335,9 +336,15 @@ def _finish(attempt: Attempt, **fields: object) -> None:
         bulk.forget_environments([attempt.job_id])
 
 
-def _free_gpus(attempt: Attempt, now: datetime) -> None:
+def _free_gpus(attempt: Attempt, ended_at: datetime, now: datetime) -> None:
+    """Its user does not pay for time in which gpucoord was down and the job had ended.
+
+    A shorter time is charged already.
+    """
     if attempt.gpu_uuids:
-        snapshots.close_claims(str(attempt.job_id), now)
+        is_late = now - ended_at > LONGEST_GAP
+        at = max(ended_at, attempt.placed_at) if is_late else now
+        snapshots.close_claims(str(attempt.job_id), at)
 
 
 def _end_attempt(attempt: Attempt, ending: AttemptEnding, outcome: str) -> bool:

@@ -27,8 +27,6 @@ NO_THROTTLE = Throttle()
 CATCH_UP = 1.0
 # A starting job is charged for this time in advance, so that bursts are not free.
 ENTRY_S = 3600.0
-# After a longer time without readings, only this much is charged to the users last seen.
-LONGEST_GAP = timedelta(seconds=15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

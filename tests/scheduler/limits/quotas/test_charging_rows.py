@@ -10,6 +10,7 @@ from django.db.models import TextField, Value
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.models import HostSample, Lease
 from monitor.usage.rows import pruning
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.limits.quotas import rows as quota_rows
@@ -101,6 +102,41 @@ def test_of_a_time_without_looks_jobs_are_charged_whole_and_others_for_its_end()
     assert spent("bob") == (0, pytest.approx(7.5))
     whole = charging.advance({}, {"a": 0.25}, 3600, HALF_LIFE)["a"]
     assert usage("alice") == pytest.approx(whole)
+
+
+def test_a_job_that_ended_while_gpucoord_was_down_costs_until_its_end() -> None:
+    look(0)
+    snapshots.open_claim(claim(), "gpubox", at(2))
+    look(5)
+    back = int(at(3600).timestamp())
+    HostSample.objects.create(host="gpubox", t=int(at(5).timestamp()))
+    HostSample.objects.bulk_create(HostSample(host="gpubox", t=back + n) for n in range(12))
+    scheduler = Lease.objects.create(
+        name="scheduler:gpubox", loop="scheduler", host="gpubox", expires_at=NOW, last_tick_at=at(5)
+    )
+    look(3602)
+
+    assert spent() == (pytest.approx(3), 0)
+    scheduler.last_tick_at = at(3603)
+    scheduler.save()
+    snapshots.close_claims("1", at(60))
+    look(3607)
+    assert spent() == (pytest.approx(58), 0)
+    assert usage() < FEE * 60 / 3600
+
+
+def test_charging_waits_only_shortly_for_a_scheduler_that_does_not_run() -> None:
+    look(0)
+    snapshots.open_claim(claim(), "gpubox", at(2))
+    Lease.objects.create(name="s", loop="scheduler", host="gpubox", expires_at=NOW)
+    back = int(at(3600).timestamp())
+    HostSample.objects.create(host="gpubox", t=int(at(0).timestamp()))
+    HostSample.objects.bulk_create(HostSample(host="gpubox", t=back + n) for n in range(12))
+    look(3605)
+    assert not DailyGpuUsage.objects.exists()
+
+    look(3611)
+    assert spent() == (pytest.approx(3609), 0)
 
 
 def test_each_second_is_spent_on_its_own_day() -> None:
