@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from gpucoord_site.service import loops
-from monitor.gpus.policy.changes import hang_text
+from monitor.gpus.policy.hangs import hang_text
 from monitor.gpus.sampling.probes.nvml.faults import patience_s
 from monitor.journal.rows import events
 from monitor.runtime.facts import Step

@@ -125,6 +125,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "NVML_AVAILABLE",
         "NVML_MONITORING_OFF",
         "NVML_HUNG",
+        "NVML_ANSWERS",
         "LISTENER_UNUSABLE",
         "LISTENER_USABLE",
         "LOOP_FAILED",

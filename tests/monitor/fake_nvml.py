@@ -121,8 +121,8 @@ class FakeNvml:
         self.errors: dict[str, int] = {}
         self.odd: dict[str, Any] = {}
         self.generation = 0
-        self.is_open = False
-        self.inits = 0
+        # As in the driver, the last of several users of a process closes it.
+        self.users = self.inits = 0
         # GPUs that it counts until it is initialised again, as most drivers do; None = all present.
         self.counted: int | None = None
         self.calls: list[str] = []
@@ -174,15 +174,21 @@ class FakeNvml:
         if code:
             raise pynvml.NVMLError(code)
 
+    @property
+    def is_open(self) -> bool:
+        return self.users > 0
+
     def nvmlInit(self) -> None:
-        self.is_open, self.inits, self.counted = True, self.inits + 1, None
-        self.generation += 1
+        if not self.is_open:
+            self.counted = None
+            self.generation += 1
+        self.users, self.inits = self.users + 1, self.inits + 1
 
     def nvmlShutdown(self) -> None:
         if not self.is_open:
             raise Misuse("NVML is not open")
-        self.is_open = False
-        self.generation += 1
+        self.users -= 1
+        self.generation += not self.is_open
 
     def nvmlDeviceGetCount(self) -> int:
         if not self.is_open:

@@ -1,4 +1,4 @@
-"""The events of a sweep, GPUs missing from it, and pauses after NVML reads that failed or hung."""
+"""The events of a sweep, GPUs missing from it, and pauses after NVML reads that failed."""
 
 from __future__ import annotations
 
@@ -203,74 +203,3 @@ def _with_facts(gpu: GpuReading, old: GpuReading | None) -> GpuReading:
 def _forgotten(old: GpuReading, now: datetime) -> bool:
     lost = old.state is GpuState.LOST and old.state_since is not None
     return lost and now - (old.state_since or now) > FORGET_AFTER
-
-
-# A first hang may be transient; repeated hangs most likely are not.
-FIRST_PAUSE, NEXT_PAUSE = timedelta(seconds=5), timedelta(seconds=60)
-REMEMBERED = timedelta(minutes=15)
-PROBLEM = "The NVIDIA driver hangs: a call did not come back."
-REMEDY = (
-    "gpucoord asks it again after 5 s, then each minute. Look for NVRM lines in `dmesg`; often only"
-    " a restart of the machine helps."
-)
-
-
-def resumes_at(hangs: Sequence[datetime]) -> datetime | None:
-    """When GPUs may be read again; `hangs` are newest first. None: at any time."""
-    if not hangs:
-        return None
-    again = len(hangs) > 1 and hangs[0] - hangs[1] < REMEMBERED
-    return hangs[0] + (NEXT_PAUSE if again else FIRST_PAUSE)
-
-
-# A retry ends the sampler's process once more, so a GPU that hangs again and again is retried
-# ever less often.
-FIRST_ABSENCE, LONGEST_ABSENCE = timedelta(minutes=1), timedelta(hours=1)
-HANGS_KEPT, MOST_HANGS = timedelta(hours=6), 200
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A call that did not come back. gpu: what it was about, "" = the driver as a whole."""
-
-    at: datetime
-    gpu: str
-    call: str
-
-
-def hang_text(call: str, gpu: str, loop: str, waited_s: float) -> str:
-    about = f" of {gpu}" if gpu else ""
-    return (
-        f"The NVIDIA driver hangs: {call}{about} did not come back within {waited_s:.0f} s."
-        f" The {loop} goes on in a fresh process."
-    )
-
-
-def hung_call(text: str) -> str:
-    """The call that `hang_text` names."""
-    return text.partition(": ")[2].partition(" ")[0] or "a call"
-
-
-def left_out(hangs: Sequence[Hang], now: datetime) -> dict[str, str]:
-    """The GPUs that are not called now, with the call that hung; `hangs` are newest first.
-
-    After the n-th hang of a GPU, for 2^(n-1) times FIRST_ABSENCE.
-    """
-    by_gpu: dict[str, list[Hang]] = {}
-    for hang in hangs:
-        if hang.gpu:
-            by_gpu.setdefault(hang.gpu, []).append(hang)
-    return {
-        gpu: same[0].call for gpu, same in by_gpu.items() if now - same[0].at < _absence(len(same))
-    }
-
-
-def _absence(hangs: int) -> timedelta:
-    # Bounded before the power, since a timedelta cannot hold 2^200 minutes.
-    times: int = 2 ** min(hangs - 1, 10)
-    return min(LONGEST_ABSENCE, FIRST_ABSENCE * times)
-
-
-def paused() -> GpuSweep:
-    """The sweep to show during a pause."""
-    return GpuSweep(problem=PROBLEM, remedy=REMEDY)

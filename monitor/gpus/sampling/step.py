@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -26,9 +26,10 @@ from monitor.facts.readings import (
 )
 from monitor.gpus import rows as availability
 from monitor.gpus import step as cooling_step
-from monitor.gpus.policy import changes, health, health_events
+from monitor.gpus.policy import changes, hangs, health, health_events
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.cooling import Cooling, keep_jobs, with_orphans
+from monitor.gpus.policy.hangs import Hang
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.shared_memory import with_stated_memory
 from monitor.gpus.policy.states import with_states
@@ -47,6 +48,7 @@ from monitor.gpus.sampling.probes.selection import (
     GpuProbe,
     ResumableProbe,
     SelectiveProbe,
+    Trial,
     VersionedProbe,
     probe_from,
 )
@@ -87,6 +89,56 @@ class MachineState(Protocol):
     def close(self) -> None: ...
 
 
+class HungGpus:
+    """GPUs whose calls hung are left out of the sweeps, and tried in a thread beside these.
+
+    A GPU is read again once a trial shows that its calls come back. A trial that hangs delays no
+    sweep: the process goes on until it has taken too long, and is then replaced like any that
+    hangs. Call `resume` in a fresh process, then `look` before each sweep. `trial`: the one under
+    way, `tried`: its GPU.
+    """
+
+    def __init__(self, host: str, probe: GpuProbe, guard: Guard) -> None:
+        self._host, self._guard = host, guard
+        self._probe = probe if isinstance(probe, SelectiveProbe) else None
+        self._is_nvml = probe.name == "nvml"
+        self._hangs: list[Hang] = []
+        self._answered: dict[str, datetime] = {}
+        self.tried = ""
+        self.trial: Trial | None = None
+
+    def resume(self, now: datetime) -> datetime | None:
+        """When GPUs may be read again after the driver as a whole hung; None: now."""
+        if not self._is_nvml:
+            return None
+        since = now - hangs.HANGS_KEPT
+        hung, answered = (
+            events.recent(hangs.MOST_HANGS, kind=kind, host=self._host, since=since)
+            for kind in ("NVML_HUNG", "NVML_ANSWERS")
+        )
+        self._hangs = [Hang(row.at, row.gpu_uuid, hangs.hung_call(row.text)) for row in hung]
+        self._answered = {row.gpu_uuid: row.at for row in reversed(answered)}
+        if self._probe is not None:
+            self._probe.leave_out(hangs.left_out(self._hangs, self._answered))
+        return hangs.resumes_at([hang.at for hang in self._hangs if not hang.gpu])
+
+    def look(self, now: datetime) -> None:
+        """Read a GPU again whose trial is over, or begin the next trial."""
+        if self._probe is None:
+            return
+        if self.trial is None:
+            self.tried = hangs.to_try(self._hangs, self._answered, now) or ""
+            if self.tried:
+                self.trial = self._probe.trial(self.tried, now)
+                self.trial.start()
+        elif not self.trial.is_alive():
+            text = f"The calls of {self.tried} come back again, so it is read again."
+            with self._guard():
+                events.add("NVML_ANSWERS", text, now=now, host=self._host, gpu_uuid=self.tried)
+            self._answered[self.tried], self.trial = now, None
+            self._probe.leave_out(hangs.left_out(self._hangs, self._answered))
+
+
 class Sampler:
     """A Step. Its state between ticks is stored with the newest snapshot."""
 
@@ -109,13 +161,14 @@ class Sampler:
         # XIDs that the driver has reported and that are not committed yet.
         self._xids: tuple[Xid, ...] = ()
         self._jumps = JumpFilter()
+        self._hung = HungGpus(machine.name, probe, guard)
         self._isolation = ItemIsolation(machine.name, "sampler", guard)
         self._ledger = Ledger(machine.name, probe.name)
         self._names = TimedCache(lambda _: os_accounts.shown_names(), NAMES_KEPT)
 
     def open(self) -> None:
         self._fresh = True
-        # The probe opens itself at its first sweep, which may have to wait: see `hangs`.
+        # The probe opens itself at its first sweep, which may have to wait: see `HungGpus`.
         self._machine.open()
 
     def close(self) -> None:
@@ -124,12 +177,21 @@ class Sampler:
 
     @property
     def asking(self) -> tuple[str, float] | None:
-        """The driver call in progress and its start (monotonic clock)."""
+        """The driver call in progress and its start (monotonic clock); the older one, if a trial of
+        a GPU is under way."""
+        trial = self._hung.trial
+        calls = [self._asking_of_probe, trial and trial.asking]
+        return min((call for call in calls if call), key=itemgetter(1), default=None)
+
+    @property
+    def _asking_of_probe(self) -> tuple[str, float] | None:
         return getattr(self._probe, "asking", None)
 
     @property
     def asking_about(self) -> str:
         """The GPU that this call is about; "" = none."""
+        if self.asking != self._asking_of_probe:
+            return self._hung.tried
         return getattr(self._probe, "asking_about", "")
 
     def step(self, now: datetime) -> Snapshot:
@@ -137,7 +199,7 @@ class Sampler:
         if self._fresh:
             # Not in open(): the previous holder may have sampled until now.
             self._restore()
-            self._resumes_at = self._after_hangs(now)
+            self._resumes_at = self._hung.resume(now)
         last = self._last
         held = snapshots.held_claims(self._machine.name)
         for claim in held:
@@ -260,10 +322,11 @@ class Sampler:
 
     def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:
         """The sweep of the probe, and the number of successive sweeps that failed."""
+        self._hung.look(now)
         last = self._last
         failures = last.failures if last and last.probe == self._probe.name else 0
         if self._resumes_at is not None and now < self._resumes_at:
-            return changes.paused(), max(1, failures)
+            return hangs.paused(), max(1, failures)
         if last is not None and not gpu_changes.may_sweep(failures, self._tried_at, now):
             return GpuSweep(problem=last.problem, remedy=last.remedy), failures
         self._tried_at = now
@@ -280,22 +343,6 @@ class Sampler:
             self._isolation.worked("GPU probe")
         failed = sweep.problem is not None and not sweep.gpus and self._probe.name == "nvml"
         return sweep, failures + 1 if failed else 0
-
-    def _after_hangs(self, now: datetime) -> datetime | None:
-        """When GPUs may be read again after driver calls hung; None: now.
-
-        Where the call was about one GPU, the others are read meanwhile.
-        """
-        if self._probe.name != "nvml":
-            return None
-        since = now - changes.HANGS_KEPT
-        rows = events.recent(
-            changes.MOST_HANGS, kind="NVML_HUNG", host=self._machine.name, since=since
-        )
-        hangs = [changes.Hang(row.at, row.gpu_uuid, changes.hung_call(row.text)) for row in rows]
-        if isinstance(self._probe, SelectiveProbe):
-            self._probe.leave_out(changes.left_out(hangs, now))
-        return changes.resumes_at([hang.at for hang in hangs if not hang.gpu])
 
     def _identities(
         self, sweep: GpuSweep, claims: Iterable[ClaimFact], now: datetime

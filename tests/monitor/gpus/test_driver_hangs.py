@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.gpus.policy.changes import (
+from monitor.gpus.policy.hangs import (
     LONGEST_ABSENCE,
     Hang,
     hang_text,
@@ -13,6 +14,7 @@ from monitor.gpus.policy.changes import (
     left_out,
     paused,
     resumes_at,
+    to_try,
 )
 from tests.builders import NOW
 
@@ -42,27 +44,39 @@ def hangs(*minutes_ago: float, gpu: str = "GPU-a") -> list[Hang]:
     return [Hang(NOW - timedelta(minutes=ago), gpu, "nvmlX") for ago in minutes_ago]
 
 
-def test_a_gpu_whose_call_hung_is_left_out_for_a_minute() -> None:
-    assert left_out(hangs(0.9), NOW) == {"GPU-a": "nvmlX"}
-    assert left_out(hangs(1.1), NOW) == {}
+def test_a_gpu_whose_call_hung_is_left_out_until_a_trial_shows_that_it_answers() -> None:
+    assert left_out(hangs(300), {}) == {"GPU-a": "nvmlX"}
+    assert left_out(hangs(300), {"GPU-a": NOW}) == {}
+    assert left_out(hangs(1, 300), {"GPU-a": NOW - timedelta(minutes=2)}) == {"GPU-a": "nvmlX"}
 
 
-def test_a_gpu_that_hangs_again_is_left_out_for_longer() -> None:
-    assert left_out(hangs(3.9, 5, 7), NOW) == {"GPU-a": "nvmlX"}
-    assert left_out(hangs(4.1, 5, 7), NOW) == {}
+@pytest.mark.parametrize(
+    ("minutes_ago", "is_due"),
+    [((0.9,), False), ((1.1,), True), ((3.9, 5, 7), False), ((4.1, 5, 7), True)],
+)
+def test_a_gpu_that_hangs_again_is_tried_later(
+    minutes_ago: tuple[float, ...], is_due: bool
+) -> None:
+    assert to_try(hangs(*minutes_ago), {}, NOW) == ("GPU-a" if is_due else None)
+
+
+def test_the_gpu_that_has_waited_longest_is_tried_first() -> None:
+    both = [*hangs(2), *hangs(3, gpu="GPU-b")]
+    assert to_try(both, {}, NOW) == "GPU-b"
+    assert to_try(both, {"GPU-b": NOW}, NOW) == "GPU-a"
 
 
 def test_a_hang_of_the_driver_as_a_whole_leaves_out_no_gpu() -> None:
-    assert left_out(hangs(0.1, gpu=""), NOW) == {}
+    assert left_out(hangs(0.1, gpu=""), {}) == {}
 
 
 @given(st.integers(1, 300))
-def test_no_gpu_is_left_out_for_longer_than_an_hour(count: int) -> None:
+def test_no_gpu_waits_longer_than_an_hour_for_a_trial(count: int) -> None:
     past = [Hang(NOW - LONGEST_ABSENCE, "GPU-a", "nvmlX")] * count
-    assert left_out(past, NOW) == {}
+    assert to_try(past, {}, NOW) == "GPU-a"
 
 
 def test_the_event_names_the_call_and_the_gpu() -> None:
     text = hang_text("nvmlDeviceGetName", "GPU-a", "sampler", 6.2)
-    assert "nvmlDeviceGetName of GPU-a" in text
+    assert "nvmlDeviceGetName of GPU-a did not come back within 6 s. The sampler" in text
     assert hung_call(text) == "nvmlDeviceGetName"

@@ -37,11 +37,26 @@ class ResumableProbe(Protocol):
     ) -> None: ...
 
 
+class Trial(Protocol):
+    """A look at one GPU in a thread of its own, which may never end."""
+
+    def start(self) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+    @property
+    def asking(self) -> tuple[str, float] | None:
+        """The call in progress and its start (monotonic clock)."""
+
+
 @runtime_checkable
 class SelectiveProbe(Protocol):
-    """A probe that can leave out GPUs whose calls did not come back: {GPU: the call}."""
+    """A probe that can leave out GPUs whose calls did not come back, {GPU: the call}, and try one
+    of them."""
 
     def leave_out(self, hung: Mapping[str, str]) -> None: ...
+
+    def trial(self, gpu: str, now: datetime) -> Trial: ...
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.gpus import rows as availability
-from monitor.gpus.policy.changes import hang_text
+from monitor.gpus.policy.hangs import hang_text
 from monitor.gpus.sampling import step as sampler_module
 from monitor.gpus.sampling.probes.host import HostProbe
 from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
@@ -31,6 +31,7 @@ from monitor.journal.rows import events
 from monitor.models import Claim, Event, Gpu, HostSample, Sample
 from tests.builders import NOW, claim, gpu
 from tests.monitor.fake_nvml import FakeGpu, FakeNvml, Hang
+from tests.processes.attempts import wait_for
 
 pytestmark = pytest.mark.django_db
 
@@ -438,6 +439,39 @@ def test_after_a_hang_of_one_gpu_the_next_process_reads_the_others(
 
     assert [gpu.index for gpu in seen.gpus if gpu.health is Health.OK] == [0, 1, 2, 4, 5, 6, 7]
     assert "nvmlDeviceGetPowerUsage did not come back" in (seen.gpus[3].problem or "")
+
+
+def test_a_trial_of_a_gpu_that_still_hangs_delays_no_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml(*(FakeGpu(f"GPU-{n}") for n in range(8))).install(monkeypatch)
+    text = hang_text("nvmlDeviceGetPowerUsage", "GPU-3", "sampler", 6)
+    events.add("NVML_HUNG", text, now=at(-60), host="box", gpu_uuid="GPU-3")
+    hang = nvml.gpus[3].odd["nvmlDeviceGetPowerUsage"] = Hang()
+    running = sampler(NvmlProbe())
+
+    wait_for(lambda: running.step(at(0)) and running.asking)
+    shown = [gpu.index for gpu in running.step(at(1)).gpus if gpu.health is Health.OK]
+    assert shown == [0, 1, 2, 4, 5, 6, 7]
+    assert running.asking
+    assert running.asking[0] == "nvmlDeviceGetPowerUsage"
+    assert running.asking_about == "GPU-3"
+    assert not events.recent(kind="NVML_ANSWERS")
+
+    hang.set()
+    wait_for(lambda: running.step(at(2)).gpus[3].health is Health.OK)
+    assert [row.gpu_uuid for row in events.recent(kind="NVML_ANSWERS")] == ["GPU-3"]
+    assert running.asking is None
+
+
+def test_a_gpu_that_answered_in_a_trial_is_read_by_the_next_process_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FakeNvml(*(FakeGpu(f"GPU-{n}") for n in range(8))).install(monkeypatch)
+    for kind, second in (("NVML_HUNG", -90), ("NVML_ANSWERS", -20)):
+        events.add(kind, "", now=at(second), host="box", gpu_uuid="GPU-3")
+
+    assert sampler(NvmlProbe()).step(at(0)).gpus[3].health is Health.OK
 
 
 def test_a_reading_that_jumps_acts_when_the_next_sweep_confirms_it() -> None:

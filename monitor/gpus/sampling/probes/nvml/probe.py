@@ -126,6 +126,12 @@ class NvmlProbe:
             self._left_out = dict(hung)
             self._reinit_wanted, self._reinit_at = True, 0.0
 
+    def trial(self, gpu: str, now: datetime) -> Look:
+        """A look at this GPU alone; `gpu` as `asking_about` names it."""
+        others = dict.fromkeys((*self._facts, VERSIONS), "") | dict(self._left_out)
+        others.pop(gpu, None)
+        return Look(now, others)
+
     def open(self) -> None:
         """Open NVML in this process. A fault is not raised: the sweeps tell it and try again."""
         try:
@@ -373,11 +379,11 @@ def detect(
     """
     left_out: dict[str, str] = {}
     while True:
-        look = _Look(now, left_out)
+        look = Look(now, left_out)
         look.start()
         while look.is_alive():
             look.join(_LOOK_S)
-            asking, device = look.probe.asking, look.probe.asking_about
+            device, asking = look.probe.asking_about, look.asking
             if asking and time.monotonic() - asking[1] >= patience(asking[0]):
                 break
         else:
@@ -390,7 +396,7 @@ def detect(
         left_out[device] = asking[0]
 
 
-class _Look(threading.Thread):
+class Look(threading.Thread):
     """One sweep in a thread, which is abandoned if the driver hangs."""
 
     def __init__(self, now: datetime, left_out: Mapping[str, str]) -> None:
@@ -401,6 +407,11 @@ class _Look(threading.Thread):
         self.sweep = GpuSweep()
         self.versions: list[str] = []
         self.error: Exception | None = None
+
+    @property
+    def asking(self) -> tuple[str, float] | None:
+        """The call in progress and its start (monotonic clock)."""
+        return self.probe.asking
 
     def run(self) -> None:
         try:
