@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 from monitor.models.access import Agent, ApiToken, LoginLink, OsAccount, PolicyValues
-from monitor.models.alerts import Channel, Message, Response
-from monitor.models.gpus import Claim, Gpu, GpuClosure
-from monitor.models.hosts import Host, JoinToken
-from monitor.models.incidents import CpuScanState, Exemption, Incident, Pattern
-from monitor.models.journal import AuditEntry, Constraint, Counter, Event
-from monitor.models.runtime import ItemFault, Lease, PeriodicTask
+from monitor.models.gpus import Claim, Gpu, GpuClosure, Host, JoinToken
+from monitor.models.incidents import (
+    Channel,
+    CpuScanState,
+    Exemption,
+    Incident,
+    Message,
+    Pattern,
+    Response,
+)
+from monitor.models.journal import (
+    AuditEntry,
+    Constraint,
+    Counter,
+    Event,
+    ItemFault,
+    Lease,
+    PeriodicTask,
+)
 from monitor.models.samples import (
     GpuHour,
     GpuMinute,
@@ -14,9 +27,11 @@ from monitor.models.samples import (
     HostMinute,
     HostSample,
     LatestSnapshot,
+    ProcessHour,
+    ProcessMinute,
+    ProcessUse,
     Sample,
 )
-from monitor.models.usage import ProcessHour, ProcessMinute, ProcessUse
 
 __all__ = [
     "Agent",

@@ -1,31 +1,51 @@
 from __future__ import annotations
 
-from scheduler.models.attempts import Attempt, GpuHold, YieldRequest
-from scheduler.models.batches import Batch, BatchItem, ExclusiveRun
-from scheduler.models.disk import CleaningRun, WatchedDisk
-from scheduler.models.engine_tasks import EngineStatus, EngineTask
+from scheduler.models.attempts import (
+    Attempt,
+    AttemptUse,
+    EngineStatus,
+    EngineTask,
+    GpuHold,
+    YieldRequest,
+)
+from scheduler.models.batches import (
+    Batch,
+    BatchItem,
+    ExclusiveRun,
+    IdleChoice,
+    IdleTemplate,
+    ScriptDefinition,
+)
 from scheduler.models.hosts import (
+    CleaningRun,
     HostCapability,
     HostForecast,
     LockRefusal,
     ModeState,
     PlanVersion,
     ThrottleState,
+    WatchedDisk,
 )
-from scheduler.models.idle_work import IdleChoice, IdleTemplate
-from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
-from scheduler.models.model_services import ModelBoot, ModelHour, ModelInstance, ModelService
-from scheduler.models.notifications import (
+from scheduler.models.jobs import (
     BrowserNotice,
+    Job,
+    JobDependency,
+    JobInput,
+    JobPreset,
     NotificationCursor,
     NotificationSettings,
+    SavedView,
+    SubmissionKey,
 )
-from scheduler.models.prompts import ModelUse, Prompt
-from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
-from scheduler.models.scripts import ScriptDefinition
-from scheduler.models.sizing import AttemptUse
-from scheduler.models.views import JobPreset, SavedView
-from scheduler.models.windows import TimeWindow
+from scheduler.models.language_models import (
+    ModelBoot,
+    ModelHour,
+    ModelInstance,
+    ModelService,
+    ModelUse,
+    Prompt,
+)
+from scheduler.models.limits import DailyGpuUsage, HostCapacity, Quota, TimeWindow, UsageShare
 
 __all__ = [
     "Attempt",

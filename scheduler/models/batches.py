@@ -1,10 +1,72 @@
 from __future__ import annotations
 
 from django.conf import settings
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
 from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
+from scheduler.facts.scripts import GpuUse, TaskType
 from scheduler.models.jobs import EMPTY
+
+# A build without this column writes it into it.
+NOTHING = models.Value([], models.JSONField())
+
+
+class ScriptDefinition(models.Model):
+    """A named program that users run with checked arguments: scheduler.facts.scripts.Script."""
+
+    name = models.CharField(
+        max_length=64,
+        unique=True,
+        validators=[RegexValidator(r"^[a-z][a-z0-9_]*$", "Use lower-case letters, digits and _.")],
+    )
+    description = models.TextField(blank=True)
+    argv = models.JSONField(
+        "command of a job",
+        default=list,
+        blank=True,
+        help_text='List of words, such as ["python3", "embed.py", "{input}", ["-m", "{model}"]].'
+        " An inner list is left out when one of its arguments is not given. No shell is used.",
+    )
+    worker = models.JSONField(
+        "command of a worker",
+        default=list,
+        db_default=NOTHING,
+        blank=True,
+        help_text='List of words, such as ["{python}", "{programs}/serve.py", "module:Class"]. It'
+        " loads once and answers the items of a batch. Empty: each item of a batch is a job.",
+    )
+    schema = models.JSONField(
+        "JSON Schema of the arguments",
+        default=dict,
+        blank=True,
+        help_text="An object with properties; a form is generated from it.",
+    )
+    gpu = models.CharField(
+        "GPU",
+        max_length=8,
+        choices=[(g.value, g.value) for g in GpuUse],
+        default=GpuUse.YES.value,
+    )
+    task_type = models.CharField(
+        max_length=12,
+        choices=[(t.value, t.value) for t in TaskType],
+        default=TaskType.PROCESS.value,
+    )
+    item_argument = models.CharField(
+        max_length=64, blank=True, help_text="The argument that gets the item of a batch."
+    )
+    gpu_memory_bytes = models.BigIntegerField("GPU memory (bytes)", null=True, blank=True)
+    usual_s = models.PositiveIntegerField("usual duration (s)", null=True, blank=True)
+    time_limit_s = models.PositiveIntegerField("time limit (s)", null=True, blank=True)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        verbose_name = "script"
+
+    def __str__(self) -> str:
+        return self.name
+
 
 OPEN_STATES = (BatchState.RUNNING.value,)
 
@@ -135,3 +197,64 @@ class BatchItem(models.Model):
 
     def __str__(self) -> str:
         return f"item {self.index} of batch {self.batch_id}"
+
+
+# Background work
+
+
+class IdleTemplate(models.Model):
+    """Background work for idle GPUs: scheduler.facts.idle_work.TemplateFact.
+
+    request: the fields of each job, as in POST /api/jobs/, with a command or a script.
+    signals: {name: {"value": number, "at": time}}.
+    """
+
+    name = models.CharField(
+        max_length=64,
+        unique=True,
+        validators=[RegexValidator(r"^[a-z][a-z0-9_-]*$", "Use lower-case letters, digits, _, -.")],
+    )
+    enabled = models.BooleanField(default=True)
+    account = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        models.PROTECT,
+        related_name="idle_templates",
+        help_text="The user who owns and is charged for the jobs.",
+    )
+    request = models.JSONField(
+        "fields of the job",
+        help_text='Such as {"script": "embed_768", "script_args": {"input": "/data"}, "gpus": 1}.',
+    )
+    weight = models.FloatField(
+        default=1.0, validators=[MinValueValidator(0), MaxValueValidator(1_000_000)]
+    )
+    most_running = models.PositiveSmallIntegerField("jobs at a time", default=1)
+    most_per_gpu = models.PositiveSmallIntegerField("jobs on a GPU at a time", default=1)
+    most_per_day = models.PositiveIntegerField("jobs a day", null=True, blank=True)
+    signals = models.JSONField(default=dict, blank=True)
+    problem = models.TextField(blank=True)
+    created_by = models.CharField(max_length=150, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class IdleChoice(models.Model):
+    """Why an idle GPU got a job of a template. candidates: of scheduler.facts.idle_work."""
+
+    at = models.DateTimeField(db_index=True)
+    host = models.CharField(max_length=100)
+    gpu_uuid = models.CharField("GPU", max_length=96, blank=True)
+    idle_s = models.FloatField("idle seconds")
+    template = models.CharField(max_length=64)
+    # The number of the job, also after its record has been removed.
+    job = models.PositiveBigIntegerField()
+    seed = models.PositiveBigIntegerField()
+    candidates = models.JSONField(default=list)
+
+    def __str__(self) -> str:
+        return f"{self.template} for {self.gpu_uuid or self.host}"

@@ -31,7 +31,7 @@ from scheduler.facts.model_services import (
 from scheduler.language_models.model_services.policy import sleep
 from scheduler.language_models.model_services.policy.eviction import Candidate
 from scheduler.models import Attempt, Job, ModelBoot, ModelHour, ModelInstance, ModelService
-from scheduler.models.model_services import GPU_KIND
+from scheduler.models.language_models import GPU_KIND
 
 MIB = 1024**2
 # How much a new measurement changes the learned boot time.
