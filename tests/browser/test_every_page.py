@@ -252,6 +252,26 @@ def test_a_row_of_many_gpus_on_a_phone_keeps_the_names_of_two_owners(open_page: 
     assert min(widths) >= 12 + 6 * 5.5
 
 
+def test_a_row_of_many_gpus_on_a_phone_is_as_high_as_its_lines_and_cuts_no_incident(
+    open_page: Open,
+) -> None:
+    page = open_page("/", size=PHONE)
+    height, missing, cut = page.evaluate(
+        """() => {
+          document.querySelector(".board").classList.add("many");
+          const row = document.querySelector(".b-row"), state = row.querySelector(".b-state");
+          state.innerHTML = `<span class="badge" data-shape="busy">job</span>
+            <a class="chip warning" href="/">heavy use</a>`;
+          const chip = state.querySelector(".chip");
+          return [row.getBoundingClientRect().height, row.scrollHeight - row.clientHeight,
+            chip.scrollWidth - chip.clientWidth];
+        }"""
+    )
+
+    assert height >= 60
+    assert (missing, cut) == (0, 0)
+
+
 def test_actions_for_selected_jobs_come_with_the_first_job(open_page: Open) -> None:
     page = open_page("/jobs/?who=mine&q=nothing-is-called-so")
     expect(page.locator("#bulk")).to_be_hidden()
