@@ -142,11 +142,11 @@ AUTH_PASSWORD_VALIDATORS = [
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_HANDLER = "gpucoord_site.http.login_limits.LoginLimits"
-AXES_CLIENT_IP_CALLABLE = "gpucoord_site.http.login_limits.counted_address"
+AXES_HANDLER = "gpucoord_site.http.rate_limits.LoginLimits"
+AXES_CLIENT_IP_CALLABLE = "gpucoord_site.http.rate_limits.counted_address"
 # Of all user names together: an address that tries many names.
 LOGIN_FAILURES_PER_ADDRESS = 50
-AXES_LOCKOUT_CALLABLE = "gpucoord_site.http.login_limits.locked"
+AXES_LOCKOUT_CALLABLE = "gpucoord_site.http.rate_limits.locked"
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 
@@ -172,7 +172,7 @@ CONTENT_SECURITY_POLICY = {
     }
 }
 # Cookies don't know ports: other services of this host must not overwrite ours.
-SESSION_ENGINE = "gpucoord_site.accounts.session_store"
+SESSION_ENGINE = "gpucoord_site.accounts.sessions"
 # Each use of a session starts this time again.
 SESSION_COOKIE_AGE = round(CONFIG.session_idle_hours * 3600)
 SESSION_COOKIE_NAME = "gpucoord_session"

@@ -5,10 +5,13 @@ Only superusers add users and change accounts, as in the admin: a user's jobs ru
 
 from __future__ import annotations
 
+import pwd
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
+from pathlib import PurePath
 from typing import Any, cast
 
 from django import forms
@@ -21,11 +24,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from gpucoord_site.accounts import listing, people
-from gpucoord_site.accounts.listing import ListedAccount
+from gpucoord_site.accounts import people
 from monitor.api.input import InvalidInput
+from monitor.facts.accounts import AccountRanges
 from monitor.journal.rows import audit
-from monitor.models import ApiToken
+from monitor.models import ApiToken, OsAccount
 from monitor.owners.accounts.rows import os_accounts
 from monitor.owners.identity.probes.credentials import account_ranges
 from monitor.usage.history.pages.content import window as history_window
@@ -202,7 +205,7 @@ def all_people(request: HttpRequest) -> HttpResponse:
 @for_superusers
 def add(request: HttpRequest) -> HttpResponse:
     """Add users for OS accounts of this server. The answer has the invitations, this once."""
-    listed, now = listing.accounts(account_ranges()), timezone.now()
+    listed, now = accounts(account_ranges()), timezone.now()
     posted = request.POST if request.method == "POST" else None
     form = NewPeopleForm(posted, listed=listed)
     if request.method == "POST" and form.is_valid():
@@ -222,7 +225,7 @@ def add(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form,
         "taken": [each for each in listed if each.user],
-        "are_all_shown": len(listed) < listing.MOST_LISTED,
+        "are_all_shown": len(listed) < MOST_LISTED,
     }
     return render(request, "people/add.html", context, status=422 if form.errors else 200)
 
@@ -356,3 +359,41 @@ def _user(pk: int) -> User:
 
 def _by(request: HttpRequest) -> str:
     return request.user.get_username()
+
+
+# The list of users
+
+# A directory that lists more accounts is searched by name instead.
+MOST_LISTED = 500
+NO_SHELLS = frozenset(("false", "nologin", "sync", "halt", "shutdown"))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedAccount:
+    """An OS account. full_name: from its comment field. user: its user, "" if it has none."""
+
+    name: str
+    full_name: str
+    user: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.full_name})" if self.full_name else self.name
+
+
+def accounts(ranges: AccountRanges) -> list[ListedAccount]:
+    """The accounts with a shell and a uid of a person, by name; at most MOST_LISTED.
+
+    Directories may not list their accounts.
+    """
+    users = dict(OsAccount.objects.values_list("name", "user__username"))
+    entries = {entry.pw_name: entry for entry in pwd.getpwall() if _is_person(entry, ranges)}
+    return [
+        ListedAccount(name, entries[name].pw_gecos.split(",")[0].strip(), users.get(name, ""))
+        for name in sorted(entries)[:MOST_LISTED]
+    ]
+
+
+def _is_person(entry: pwd.struct_passwd, ranges: AccountRanges) -> bool:
+    has_shell = PurePath(entry.pw_shell).name not in NO_SHELLS
+    return has_shell and ranges.is_person(entry.pw_uid)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -11,13 +11,13 @@ from django.conf import settings
 from django.contrib.auth import SESSION_KEY
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in
+from django.contrib.sessions.backends import db
 from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
-from gpucoord_site.accounts.session_store import ADDRESS, BROWSER, SEEN_AT, SIGNED_IN_AT
 from gpucoord_site.models import UserSession
 from monitor.usage.rows import pruning
 
@@ -97,3 +97,31 @@ def _is_polled(request: HttpRequest) -> bool:
 
 def _too_old(keep: pruning.RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     yield UserSession.objects.filter(expire_date__lte=now)
+
+
+# SESSION_ENGINE: sessions in the database, each with its user.
+
+# Facts that a session keeps about itself; times are epoch seconds.
+SIGNED_IN_AT = "signed_in_at"
+SEEN_AT = "seen_at"
+ADDRESS = "address"
+BROWSER = "browser"
+
+
+class SessionStore(db.SessionStore):
+    @classmethod
+    def get_model_class(cls) -> Any:
+        from gpucoord_site.models import UserSession
+
+        return UserSession
+
+    def create_model_instance(self, data: Mapping[str, Any]) -> Any:
+        row: Any = super().create_model_instance(dict(data))
+        row.user_id = data.get(SESSION_KEY)
+        row.signed_in_at, row.seen_at = _time(data.get(SIGNED_IN_AT)), _time(data.get(SEEN_AT))
+        row.address, row.browser = data.get(ADDRESS, ""), data.get(BROWSER, "")
+        return row
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

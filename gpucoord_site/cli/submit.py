@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import re
+import select
 import shlex
+import stat
+import struct
 import sys
+import termios
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpucoord_site.cli import connection, local_login, process_state
 from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured, storable
 from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
-from gpucoord_site.cli.sources import script_files, standard_input
+from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.why import what_if_lines
 from monitor.facts.input_rules import escaped
@@ -68,7 +73,7 @@ def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
         options, words = _parsed(argv, made())
         body = body_of(options, words)
         return connection.run(options, lambda client: _send(client, options, body))
-    except (BadScript, EnvironmentTooLarge, NotHere, standard_input.TooLarge) as error:
+    except (BadScript, EnvironmentTooLarge, NotHere, TooLarge) as error:
         connection.complain(str(error))
         return OURS
 
@@ -268,9 +273,9 @@ def _stdin(options: Namespace) -> dict[str, str]:
     """Standard input for the job. With --detach it is not read, unless --stdin is given."""
     passes_on = not options.detach if options.stdin is None else options.stdin
     if passes_on:
-        data = standard_input.read()
+        data = read()
         return {"stdin_base64": base64.b64encode(data).decode()} if data else {}
-    if options.stdin is None and standard_input.has_data():
+    if options.stdin is None and has_data():
         sys.stderr.write(f"gpucoord: {NOT_PASSED_ON}\n")
     return {}
 
@@ -367,3 +372,52 @@ def _numbers(text: str) -> list[int]:
 
 
 PARSERS = {"submit": _parser, "run": _run_parser}
+
+
+# The standard input that `gpucoord submit` passes on to the job.
+
+MOST_BYTES = 1024**2
+TOO_LARGE = (
+    "Standard input has more than 1 MiB. Write it to a file that the job reads, or leave it out"
+    " with --no-stdin."
+)
+# After this time, the user is told that the command reads standard input.
+PATIENCE_S = 2.0
+
+
+class TooLarge(Exception):
+    """The message says what to do."""
+
+
+def read(descriptor: int = 0) -> bytes:
+    """All of a pipe or a file; b"" for a terminal and for anything else. Raises TooLarge."""
+    if not _is_readable(descriptor):
+        return b""
+    if not select.select([descriptor], [], [], PATIENCE_S)[0]:
+        sys.stderr.write("gpucoord: reading standard input; --no-stdin leaves it out\n")
+        sys.stderr.flush()
+    data = bytearray()
+    while piece := os.read(descriptor, MOST_BYTES):
+        data += piece
+        if len(data) > MOST_BYTES:
+            raise TooLarge(TOO_LARGE)
+    return bytes(data)
+
+
+def has_data(descriptor: int = 0) -> bool:
+    """Whether a pipe or a file has unread data."""
+    if not _is_readable(descriptor):
+        return False
+    try:
+        answer = fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0))
+    except OSError:
+        return False
+    return bool(struct.unpack("i", answer)[0] > 0)
+
+
+def _is_readable(descriptor: int) -> bool:
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)

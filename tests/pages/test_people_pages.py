@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from gpucoord_site.accounts import listing
+from gpucoord_site.accounts import people_pages
 from monitor.models import ApiToken, AuditEntry
 from monitor.owners.accounts.rows import os_accounts, tokens
 from scheduler.facts.model_services import OWNER
@@ -36,7 +36,7 @@ def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         entry("postgres", 110),
         entry("alice", 1000),
     ]
-    monkeypatch.setattr(listing.pwd, "getpwall", lambda: entries)
+    monkeypatch.setattr(people_pages.pwd, "getpwall", lambda: entries)
 
 
 @pytest.fixture

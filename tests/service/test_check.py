@@ -10,7 +10,7 @@ import pytest
 
 from gpucoord_site.cli.check import command
 from gpucoord_site.cli.check import machine as check_machine
-from gpucoord_site.cli.check.gpus import answering, gpus, kernel_module
+from gpucoord_site.cli.check.command import answering, gpus, kernel_module
 from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config.settings import load_config
 from monitor.facts.disk_space import FileSystemSpace

@@ -13,8 +13,8 @@ import pytest
 
 from gpucoord_site.cli import instances, local_login
 from gpucoord_site.cli.check import command as check
-from gpucoord_site.cli.setup import command, steps
-from gpucoord_site.cli.setup.steps import SetupFailed, System
+from gpucoord_site.cli.setup import command
+from gpucoord_site.cli.setup.command import SetupFailed, System
 from gpucoord_site.config.file import read_toml
 
 PROGRAM = Path("/opt/lab/bin/gpucoord")
@@ -38,14 +38,14 @@ def commands() -> Recorder:
 @pytest.fixture
 def system(tmp_path: Path, commands: Recorder, monkeypatch: pytest.MonkeyPatch) -> System:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    monkeypatch.setattr(steps, "_has_account", lambda: "useradd" in " ".join(commands.ran))
+    monkeypatch.setattr(command, "_has_account", lambda: "useradd" in " ".join(commands.ran))
     return System(root=tmp_path, run=commands)
 
 
 def install(system: System, admin: str | None = "carol", name: str | None = None) -> list[str]:
     """The texts of the steps that were carried out."""
     carried_out = []
-    for step in steps.installing(system, PROGRAM, admin, name):
+    for step in command.installing(system, PROGRAM, admin, name):
         if not step.is_done():
             step.apply()
             carried_out.append(step.text)
@@ -116,7 +116,7 @@ def test_a_name_means_a_proxy_with_https(system: System) -> None:
 def test_only_another_account_than_root_is_the_administrator(
     name: str, expected: str | None
 ) -> None:
-    assert steps.administrator({"SUDO_USER": name}) == expected
+    assert command.administrator({"SUDO_USER": name}) == expected
 
 
 def test_a_command_of_another_installation_is_not_replaced(system: System) -> None:
@@ -134,13 +134,13 @@ def test_remove_takes_it_back_and_keeps_data_and_settings(
     install(system)
     commands.ran.clear()
 
-    for step in steps.removing(system, PROGRAM):
+    for step in command.removing(system, PROGRAM):
         step.apply()
 
     assert files_in(system) == {"etc/gpucoord.toml"}
     assert system.data.is_dir()
     assert commands.ran == ["systemctl disable --now gpucoord", "systemctl daemon-reload"]
-    assert all(step.is_done() for step in steps.removing(system, PROGRAM))
+    assert all(step.is_done() for step in command.removing(system, PROGRAM))
 
 
 def test_without_systemd_no_command_of_it_runs(system: System, commands: Recorder) -> None:

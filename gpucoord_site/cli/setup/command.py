@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
+import subprocess
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpucoord_site.cli import instances, local_login
 from gpucoord_site.cli.parsing import Parser
-from gpucoord_site.cli.setup import steps as setup_steps
-from gpucoord_site.cli.setup.steps import SetupFailed, Step, System
+from scheduler.facts.model_services import OWNER
 
 START_S = 60.0
 PAUSE_S = 0.5
@@ -41,13 +43,11 @@ def main(argv: Sequence[str], system: System | None = None) -> int:
     program = _program()
     try:
         if options.remove:
-            _carry_out(setup_steps.removing(system, program), dry_run=options.dry_run)
+            _carry_out(removing(system, program), dry_run=options.dry_run)
             print(f"The data in {system.data} and the settings {system.settings} are kept.")
             return 0
-        admin = setup_steps.administrator(dict(os.environ))
-        _carry_out(
-            setup_steps.installing(system, program, admin, options.name), dry_run=options.dry_run
-        )
+        admin = administrator(dict(os.environ))
+        _carry_out(installing(system, program, admin, options.name), dry_run=options.dry_run)
     except (SetupFailed, OSError) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
@@ -79,7 +79,7 @@ def _finish(system: System, name: str | None, check: Callable[[Sequence[str]], i
         print(f"gpucoord runs at {address}.")
         _show_link(address)
     if name is not None:
-        folder = setup_steps.UNIT.parent
+        folder = UNIT.parent
         print(f"A proxy must serve https://{name}. Examples: {folder}/Caddyfile and nginx.conf")
     job = "-- nvidia-smi" if shutil.which("nvidia-smi") else "--gpus 0 -- hostname"
     print(NEXT.format(job=job))
@@ -135,3 +135,197 @@ def parser() -> ArgumentParser:
 
 
 PARSERS = {"setup": parser}
+
+
+# The steps of `gpucoord setup`: what each one changes, whether it is done, and how it is done.
+
+UNIT = Path(__file__).resolve().parents[2] / "deploy" / "gpucoord.service"
+# The program in the shipped unit.
+SHIPPED_PROGRAM = "/opt/gpucoord/bin/gpucoord"
+COMMAND_S = 120.0
+
+
+class SetupFailed(Exception):
+    """A step is not possible; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`text`: what it changes, as an order. It is left out if it `is_done`."""
+
+    text: str
+    is_done: Callable[[], bool]
+    apply: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The machine: its files below `root`, and its commands. Tests have a folder and a recorder."""
+
+    root: Path = Path("/")
+    run: Callable[[Sequence[str]], None] = field(default=lambda argv: _run(argv))
+
+    @property
+    def unit(self) -> Path:
+        return self.root / "etc/systemd/system/gpucoord.service"
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "etc/gpucoord.toml"
+
+    @property
+    def link(self) -> Path:
+        return self.root / "usr/local/bin/gpucoord"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "var/lib/gpucoord"
+
+    @property
+    def has_systemd(self) -> bool:
+        return (self.root / "run/systemd/system").is_dir()
+
+
+def installing(system: System, program: Path, admin: str | None, name: str | None) -> list[Step]:
+    """admin: the OS account of the first administrator; name: of the server behind a proxy."""
+    unit = unit_text(program)
+    steps = [
+        Step(
+            f"create the data folder {system.data}",
+            system.data.is_dir,
+            lambda: system.data.mkdir(mode=0o700, parents=True),
+        ),
+        Step(
+            f"create the account {OWNER}, which runs the servers of language models",
+            _has_account,
+            lambda: system.run(
+                ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", OWNER]
+            ),
+        ),
+        Step(
+            f"link {system.link} to {program}",
+            lambda: _leads_to(system.link, program),
+            lambda: _link(system.link, program),
+        ),
+        Step(
+            f"write the settings {system.settings}",
+            system.settings.exists,
+            lambda: _write(system.settings, settings_text(system, admin, name)),
+        ),
+        Step(
+            f"write the systemd unit {system.unit}",
+            lambda: system.unit.is_file() and system.unit.read_text() == unit,
+            lambda: _write(system.unit, unit),
+        ),
+    ]
+    if system.has_systemd:
+        steps.append(Step("start the service now and at each boot", lambda: False, _start(system)))
+    return steps
+
+
+def removing(system: System, program: Path) -> list[Step]:
+    """The data folder, the settings and the account stay."""
+    steps = [
+        Step(
+            f"remove the systemd unit {system.unit}",
+            lambda: not system.unit.exists(),
+            system.unit.unlink,
+        ),
+        Step(
+            f"remove the link {system.link}",
+            lambda: not _leads_to(system.link, program),
+            system.link.unlink,
+        ),
+    ]
+    if not (system.has_systemd and system.unit.exists()):
+        return steps
+    stop = Step(
+        "stop the service; running jobs continue",
+        lambda: False,
+        lambda: system.run(["systemctl", "disable", "--now", "gpucoord"]),
+    )
+    reload = Step("tell systemd", lambda: False, lambda: system.run(["systemctl", "daemon-reload"]))
+    return [stop, *steps, reload]
+
+
+def unit_text(program: Path) -> str:
+    """The shipped unit with the path of this program."""
+    return UNIT.read_text().replace(f"ExecStart={SHIPPED_PROGRAM} ", f"ExecStart={program} ")
+
+
+def settings_text(system: System, admin: str | None, name: str | None) -> str:
+    return "\n".join(_settings(system, admin, name)) + "\n"
+
+
+def _settings(system: System, admin: str | None, name: str | None) -> Iterator[str]:
+    yield "# Written by `gpucoord setup`, which never changes it again."
+    # An existing database has its administrator.
+    if admin is not None and not (system.data / "gpucoord.sqlite3").exists():
+        yield "# The first administrator logs in by the OS account with this name."
+        yield f'admin_user = "{admin}"'
+        yield "local_superusers = true"
+    if name is not None:
+        yield "# A proxy with HTTPS passes this name on; see gpucoord_site/deploy/Caddyfile."
+        yield f'allowed_hosts = ["{name}"]'
+        yield "https = true"
+        yield "port = 8000"
+
+
+def administrator(environ: dict[str, str]) -> str | None:
+    """The OS account that ran sudo; None: root logged in itself."""
+    name = environ.get("SUDO_USER", "")
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return None
+    return None if entry.pw_uid == 0 else entry.pw_name
+
+
+def _start(system: System) -> Callable[[], None]:
+    def start() -> None:
+        system.run(["systemctl", "daemon-reload"])
+        system.run(["systemctl", "enable", "gpucoord"])
+        system.run(["systemctl", "restart", "gpucoord"])
+
+    return start
+
+
+def _has_account() -> bool:
+    try:
+        pwd.getpwnam(OWNER)
+    except KeyError:
+        return False
+    return True
+
+
+def _leads_to(link: Path, program: Path) -> bool:
+    return link.is_symlink() and link.readlink() == program
+
+
+def _link(link: Path, program: Path) -> None:
+    if link.exists() and not link.is_symlink():
+        raise SetupFailed(f"{link} is a file of another installation. Remove it first.")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    draft = link.with_name(f".{link.name}.{os.getpid()}")
+    draft.symlink_to(program)
+    draft.replace(link)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.chmod(0o644)
+    draft.replace(path)
+
+
+def _run(argv: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, timeout=COMMAND_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupFailed(f"{' '.join(argv)} failed: {error}") from None
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
+        raise SetupFailed(f"{' '.join(argv)} failed: {reason[0]}")

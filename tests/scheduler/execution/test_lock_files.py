@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.cli.check import bounds as check_bounds
+from gpucoord_site.cli.check import command as check_bounds
 from gpucoord_site.cli.check.report import Level
 from monitor.gpus import rows as availability
 from monitor.gpus.snapshot import rows as snapshots
