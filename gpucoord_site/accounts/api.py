@@ -12,7 +12,7 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from gpucoord_site.accounts import people
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.owners.accounts.rows import os_accounts
 
 router = Router()

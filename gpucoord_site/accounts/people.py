@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 
-from monitor.api.input import InvalidInput
+from monitor.api import InvalidInput
 from monitor.journal.rows import audit
 from monitor.owners.accounts.rows import os_accounts
 from scheduler.facts.model_services import OWNER

@@ -25,7 +25,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from gpucoord_site.accounts import people
-from monitor.api.input import InvalidInput
+from monitor.api import InvalidInput
 from monitor.facts.accounts import AccountRanges
 from monitor.journal.rows import audit
 from monitor.models import ApiToken, OsAccount

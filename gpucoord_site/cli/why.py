@@ -10,7 +10,7 @@ from typing import Any
 
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.parsing import Parser
-from monitor.facts.moments import sentence_parts
+from monitor.facts.formats import sentence_parts
 
 BAR = 20
 

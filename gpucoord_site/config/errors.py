@@ -12,8 +12,14 @@ from pydantic.fields import FieldInfo
 
 from gpucoord_site.config.file import config_file, read_toml
 from monitor.catalogue import policy as monitor
-from monitor.thresholds.policy import profile_layer, table_problems
-from monitor.thresholds.wording import expected, nearest, plain_type, quoted
+from monitor.thresholds.policy import (
+    accepted_values,
+    nearest,
+    plain_type,
+    profile_layer,
+    quoted,
+    table_problems,
+)
 from reports.catalogue import policy as reports
 from scheduler.catalogue import policy as scheduler
 
@@ -102,7 +108,7 @@ def wanted(field: FieldInfo) -> str:
     kind = plain_type(field.annotation)
     if kind is Path:
         return "a folder"
-    return "names separated by commas" if get_origin(kind) is list else expected(field)
+    return "names separated by commas" if get_origin(kind) is list else accepted_values(field)
 
 
 POLICIES: dict[str, type[Any]] = {

@@ -12,7 +12,7 @@ from pydantic_settings import NoDecode
 
 from monitor.facts import json_text
 from monitor.owners.accounts.policy import parse_rule
-from monitor.thresholds.wording import nearest
+from monitor.thresholds.policy import nearest
 
 
 def _names(value: object) -> object:

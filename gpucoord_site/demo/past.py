@@ -14,7 +14,7 @@ from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.states import with_states
 from monitor.gpus.sampling.probes.simulated.scenario import Load, Scenario
 from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID
-from monitor.owners.identity.policy.owners import attribute
+from monitor.owners.identity.policy import attribute
 from scheduler.facts.jobs import Outcome
 
 # Hours with a sample for each second; fewer of a large server, so that the demo starts soon.

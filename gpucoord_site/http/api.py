@@ -22,7 +22,7 @@ from gpucoord_site import __version__
 from gpucoord_site.accounts.api import router as user_router
 from gpucoord_site.http import problems, rate_limits, security_log
 from gpucoord_site.http.api_errors import handle_errors
-from monitor.api.input import refuse_unknown_parameters
+from monitor.api import refuse_unknown_parameters
 from monitor.facts import json_text
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.gpus.api.control import router as gpu_router

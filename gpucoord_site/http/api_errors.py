@@ -18,7 +18,7 @@ from gpucoord_site.http import problems
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
 from gpucoord_site.http.middleware import Middleware
 from gpucoord_site.http.rate_limits import TooManyRequests
-from monitor.api.input import SENTENCE, InvalidInput
+from monitor.api import SENTENCE, InvalidInput
 from monitor.facts import json_text
 from scheduler.facts import job_fields
 from scheduler.queue.planner.admission import QUEUE

@@ -17,7 +17,7 @@ from django.views import defaults
 
 from gpucoord_site.http import problems
 from gpucoord_site.http.middleware import Middleware
-from monitor.api.input import RefusedText
+from monitor.api import RefusedText
 from monitor.runtime.rows import database
 from monitor.runtime.rows.item_isolation import FaultLog
 

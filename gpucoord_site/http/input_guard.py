@@ -1,6 +1,6 @@
 """Middleware: texts that no database stores are refused in addresses and forms.
 
-Request bodies in JSON are checked by `monitor.api.input.RequestBody`.
+Request bodies in JSON are checked by `monitor.api.RequestBody`.
 """
 
 from __future__ import annotations

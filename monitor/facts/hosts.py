@@ -1,4 +1,4 @@
-"""Facts: a host that runs gpucoord on this database."""
+"""Facts: a host that runs gpucoord, the limits of a process there, and space of file systems."""
 
 from __future__ import annotations
 
@@ -60,3 +60,66 @@ class JoiningHost:
     profile: str
     log_address: str = ""
     key_mark: str = ""
+
+
+# The limits of this process on its machine, and their origin. Unknown is None.
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSource:
+    """An upper limit and where it comes from, in words."""
+
+    value: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The lowest limits of machine, container and configuration, with their origin.
+
+    `memory_used_bytes`: the memory that counts against the container's limit. `visible_gpus`: the
+    GPUs that NVIDIA_VISIBLE_DEVICES names, None = all. Requests are the resources that a pod is
+    guaranteed.
+    """
+
+    cpus: float | None = None
+    cpus_origin: str | None = None
+    memory_bytes: int | None = None
+    memory_origin: str | None = None
+    memory_used_bytes: int | None = None
+    machine_cpus: int | None = None
+    machine_memory_bytes: int | None = None
+    cpus_requested: float | None = None
+    memory_requested_bytes: int | None = None
+    visible_gpus: tuple[str, ...] | None = None
+
+
+# The space of a file system, as `df` counts it.
+
+
+def used_pct(used_bytes: int | None, available_bytes: int | None) -> float | None:
+    """Used part of the usable space in percent, as `df` counts it.
+
+    The blocks that are reserved for root are neither used nor available. None: it is unknown, or
+    the file system has no size, as /proc.
+    """
+    if used_bytes is None or available_bytes is None:
+        return None
+    usable = used_bytes + available_bytes
+    return 100 * used_bytes / usable if usable else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystemSpace:
+    """The space of a file system, without the blocks that are reserved for root."""
+
+    used_bytes: int
+    available_bytes: int
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.used_bytes + self.available_bytes
+
+    @property
+    def used_pct(self) -> float | None:
+        return used_pct(self.used_bytes, self.available_bytes)

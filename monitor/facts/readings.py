@@ -8,10 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from monitor.facts.claims import ClaimFact as ClaimFact
-from monitor.facts.disk_space import used_pct
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.health import Condition, HealthReading, Xid
-from monitor.facts.limits import Limits
+from monitor.facts.gpu_states import Condition, GpuState, HealthReading, Xid
+from monitor.facts.hosts import Limits, used_pct
 from monitor.facts.presence import OwnerReading
 from monitor.facts.usage import CallCost, EndedProcess, GpuMark, InstanceReading, UseSource
 

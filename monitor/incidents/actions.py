@@ -8,14 +8,14 @@ from glob import escape
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from monitor.facts.moments import in_utc
+from monitor.facts.formats import in_utc
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.alerts.steps.owner_warnings import MailToOwner
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows.open import open_rows
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption, Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 
 # An incident detected within this time is muted when it is closed by hand: it must not reopen.
 STILL_ACTIVE = timedelta(minutes=2)

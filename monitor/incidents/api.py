@@ -12,12 +12,12 @@ from ninja import Query, Router, Schema
 from ninja.errors import HttpError
 from pydantic import Field
 
-from monitor.api.input import InvalidInput, Moment, PlainLines, RequestBody
+from monitor.api import InvalidInput, Moment, PlainLines, RequestBody
 from monitor.incidents import actions
 from monitor.incidents.pages import listing as incident_listing
 from monitor.incidents.pages.listing import IncidentFilters
 from monitor.models import Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 
 router = Router()
 

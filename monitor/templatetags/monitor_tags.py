@@ -22,7 +22,7 @@ from monitor.facts import formats
 from monitor.facts.accounts import submitter
 from monitor.incidents.pages import evidence
 from monitor.models import Channel, Incident, Message, Pattern
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
 from monitor.usage.rows.sums import UsageTotals

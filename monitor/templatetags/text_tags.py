@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from monitor.facts.moments import sentence_parts
+from monitor.facts.formats import sentence_parts
 from monitor.templatetags.monitor_tags import weekday, weekday_words, with_code
 
 register = template.Library()

@@ -13,8 +13,7 @@ from django.views.decorators.http import require_safe
 
 from monitor.catalogue.policy import PROFILE_WORDS
 from monitor.thresholds import rows
-from monitor.thresholds.policy import Setting, Threshold
-from monitor.thresholds.wording import number
+from monitor.thresholds.policy import Setting, Threshold, number
 
 BACK = "back:"
 LONGEST_SEARCH = 80

@@ -1,19 +1,20 @@
-"""The thresholds of a policy: declarations, validation, and the layers that set their values."""
+"""The thresholds of a policy: declarations, validation, layers of values, and accepted values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from monitor.facts.retired_thresholds import without_retired
-from monitor.thresholds import wording
+from monitor.facts.thresholds import without_retired
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 SHIPPED, FILE, OPERATORS = "shipped", "gpucoord.toml", "changed here"
@@ -45,15 +46,15 @@ class Threshold:
     @property
     def kind(self) -> Any:
         """bool, int, float or str, a Literal or an enumeration; of a list the type of its items."""
-        return wording.plain_type(get_args(self._type)[0]) if self.is_list else self._type
+        return plain_type(get_args(self._type)[0]) if self.is_list else self._type
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return wording.choices(self.kind)
+        return choices(self.kind)
 
     @property
     def _type(self) -> Any:
-        return wording.plain_type(self.field.annotation)
+        return plain_type(self.field.annotation)
 
     def read(self, value: Any) -> Any:
         """A value of TOML, JSON or a form, converted; ValidationError if it is not allowed."""
@@ -79,8 +80,8 @@ class Threshold:
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, tuple):
-            return ", ".join(wording.number(v) for v in value) or "none"
-        return " ".join(filter(None, (wording.number(value), self.unit)))
+            return ", ".join(number(v) for v in value) or "none"
+        return " ".join(filter(None, (number(value), self.unit)))
 
 
 _declared: dict[type[Any], dict[str, Threshold]] = {}
@@ -123,10 +124,10 @@ def problems(policy_type: type[Any], values: Mapping[str, object]) -> dict[str, 
     texts: dict[str, str] = {}
     for name, value in values.items():
         if name not in declared:
-            texts[name] = f"is no threshold{wording.nearest(name, declared) or '.'}"
+            texts[name] = f"is no threshold{nearest(name, declared) or '.'}"
         elif not declared[name].accepts(value):
-            expected = wording.expected(declared[name].field)
-            texts[name] = f"is {wording.quoted(value)}: it must be {expected}."
+            expected = accepted_values(declared[name].field)
+            texts[name] = f"is {quoted(value)}: it must be {expected}."
     return texts
 
 
@@ -226,10 +227,10 @@ def table_problems(
     sentences: list[str] = []
     for name, values in without_retired(tables).items():
         if name not in policies:
-            hint = wording.nearest(name, policies)
+            hint = nearest(name, policies)
             sentences.append(f"[policy.{name}] is no policy{hint or '.'}")
         elif not isinstance(values, Mapping):
-            sentences.append(f"policy.{name} is {wording.quoted(values)}: it must be a table.")
+            sentences.append(f"policy.{name} is {quoted(values)}: it must be a table.")
         else:
             sentences += _value_problems(name, values, policies[name], under)
     return sentences
@@ -242,7 +243,75 @@ def _value_problems(
     if not texts:
         policy = in_force(policy_type, name, [under, Layer(FILE, {name: values})])
         texts = {
-            field: f"is {wording.quoted(getattr(policy, field))}: {text.rstrip('.')}."
+            field: f"is {quoted(getattr(policy, field))}: {text.rstrip('.')}."
             for field, text in conflicts(policy).items()
         }
     return [f"{field} in [policy.{name}] {text}" for field, text in texts.items()]
+
+
+# Wording of what a setting or threshold accepts, and of names that are misspelt.
+
+KINDS: dict[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text"
+}  # fmt: skip
+
+
+def accepted_values(field: FieldInfo) -> str:
+    """The values that are allowed: `a number from 0 to 100`, `one of red, blue`."""
+    kind = plain_type(field.annotation)
+    if get_origin(kind) is tuple:
+        item = plain_type(get_args(kind)[0])
+        if names := choices(item):
+            return "a list of some of " + ", ".join(names)
+        return "a list of names" if item is str else "a list of numbers"
+    if names := choices(kind):
+        return "one of " + ", ".join(names)
+    return KINDS.get(kind, "text") + _limits(field.metadata)
+
+
+def plain_type(annotation: Any) -> Any:
+    """The type without `| None` and without Annotated."""
+    if get_origin(annotation) in {Union, types.UnionType}:
+        annotation = next(a for a in get_args(annotation) if a is not type(None))
+    return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """The values of an enumeration or a Literal; empty for other types."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    is_enum = isinstance(kind, type) and issubclass(kind, StrEnum)
+    return tuple(member.value for member in kind) if is_enum else ()
+
+
+def _limits(metadata: Iterable[Any]) -> str:
+    names = ("ge", "gt", "le", "min_length", "max_length")
+    limits = {n: v for m in metadata for n in names if (v := getattr(m, n, None)) is not None}
+    low, above, high = (number(limits[n]) if n in limits else "" for n in ("ge", "gt", "le"))
+    if "min_length" in limits:
+        longest = limits.get("max_length")
+        return f" of 1 to {longest} characters" if longest else " that is not empty"
+    if above:
+        return f" above {above}" + (f" and at most {high}" if high else "")
+    if low and high:
+        return f" from {low} to {high}"
+    return f" of at least {low}" if low else f" of at most {high}" if high else ""
+
+
+def number(value: object) -> str:
+    """80.0 is 80."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """`; did you mean X?`, or an empty text if no name is close."""
+    by_folded = {n.casefold(): n for n in names}
+    close = get_close_matches(name.casefold(), by_folded, 1, 0.7)
+    return f"; did you mean {by_folded[close[0]]}?" if close else ""
+
+
+def quoted(value: object) -> str:
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from monitor.facts.retired_thresholds import BY_OPERATORS, IN_SETTINGS, retired, sentence
+from monitor.facts.thresholds import BY_OPERATORS, IN_SETTINGS, retired, sentence
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
 from monitor.runtime.rows.prepared import compiled_once

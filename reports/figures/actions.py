@@ -11,13 +11,12 @@ from zoneinfo import ZoneInfo
 from django.contrib.auth.models import Group, User
 from django.db.models import Q
 
-from monitor.facts.formats import sig3
-from monitor.facts.moments import in_zone
+from monitor.facts.formats import in_zone, sig3
 from monitor.incidents.policy.exemptions import exemptions_of_policy
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.rows import incidents as incident_rows
 from monitor.models import Gpu, ProcessUse
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures.facts import GpuFigures, GpuHours, Report, TrendPoint, UserFigures, Violation
 from reports.figures.policy import advice, jobs, people, privacy

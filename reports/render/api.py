@@ -10,8 +10,8 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api.input import InvalidInput
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.api import InvalidInput
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound, limited
 from reports.figures.facts import Report
 from reports.periods import policy as periods

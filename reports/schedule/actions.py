@@ -9,7 +9,7 @@ from django.http import Http404, HttpResponse
 
 from monitor.incidents.alerts.senders import Attachment
 from monitor.journal.rows import audit
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import limited
 from reports.models import StoredFile, StoredReport
 from reports.periods import policy as periods

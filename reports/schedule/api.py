@@ -11,8 +11,8 @@ from ninja import Field, Path, Query, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.models import StoredReport
 from reports.periods.facts import ReportRefused

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 
 from monitor.models import Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport
 
 # Reports on request: so many in a day for each user.

@@ -21,7 +21,7 @@ from monitor.incidents.alerts.rows import link
 from monitor.incidents.alerts.steps.writer import message, person_of, route_of
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import NotAllowed, ScopeNotFound, build

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 
-from monitor.api.input import InvalidInput
+from monitor.api import InvalidInput
 from monitor.facts.input_rules import character_problem
 from reports.periods import policy as periods
 from reports.periods.facts import ReportRefused

@@ -13,7 +13,7 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from monitor import tasks
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import actions
 from scheduler.disk import rows as runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from monitor.facts.disk_space import FileSystemSpace
+from monitor.facts.hosts import FileSystemSpace
 from monitor.facts.input_rules import escaped
 
 

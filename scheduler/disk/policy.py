@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from monitor.facts.disk_space import FileSystemSpace
 from monitor.facts.formats import GIB
+from monitor.facts.hosts import FileSystemSpace
 from monitor.facts.thresholds import percent, threshold
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details

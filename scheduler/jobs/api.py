@@ -16,7 +16,7 @@ from ninja import Header, Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api.input import InvalidInput, Moment
+from monitor.api import InvalidInput, Moment
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from scheduler.dispatch.steps import advice as job_advice

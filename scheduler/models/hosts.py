@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 
 from django.db import models
 
-from monitor.facts.disk_space import used_pct
-from monitor.facts.moments import in_utc
+from monitor.facts.formats import in_utc
+from monitor.facts.hosts import used_pct
 
 
 class ThrottleState(models.Model):

@@ -20,7 +20,7 @@ from monitor.facts.formats import part
 from monitor.incidents.pages import badges
 from monitor.incidents.pages.listing import REGION
 from monitor.models import Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.pages.metrics import collector
 from monitor.pages.metrics.families import Families
 from reports.figures.actions import build

@@ -14,7 +14,7 @@ from pypdf import PdfReader
 
 from gpucoord_site.cli import tables
 from gpucoord_site.cli.foreign_output import ForeignOutput
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.periods import policy as periods

@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.health import Ailment, Condition, HealthReading
-from monitor.facts.limits import Limits
+from monitor.facts.gpu_states import Ailment, Condition, GpuState, HealthReading
+from monitor.facts.hosts import Limits
 from monitor.facts.readings import (
     DiskReading,
     GpuReading,

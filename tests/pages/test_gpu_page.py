@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.facts.health import Ailment, Condition, HealthReading
+from monitor.facts.gpu_states import Ailment, Condition, HealthReading
 from monitor.facts.readings import Snapshot
 from monitor.facts.usage import InstanceReading
 from monitor.gpus.snapshot import rows as snapshots

@@ -12,7 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from monitor.admin.policies import address
-from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.presence.policy import PresencePolicy
 from monitor.journal.rows import audit
 from monitor.models import AuditEntry, PolicyValues
 from monitor.thresholds import rows as monitor_rows

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from monitor.facts.limits import Limits
+from monitor.facts.hosts import Limits
 from monitor.facts.readings import Health
 from monitor.facts.usage import CallCost
 from monitor.gpus.snapshot import rows as snapshots

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.presence import step as presence_step
-from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.presence.policy import PresencePolicy
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import Requirement, YieldOptions

@@ -16,7 +16,7 @@ from django.urls import get_resolver
 from pydantic import ValidationError
 
 from gpucoord_site.cli import main
-from monitor.api.input import BLANK_SENTENCE, RequestBody
+from monitor.api import BLANK_SENTENCE, RequestBody
 
 
 def _parsers() -> Iterator[tuple[str, ArgumentParser]]:

@@ -13,7 +13,7 @@ from gpucoord_site.cli.check import machine as check_machine
 from gpucoord_site.cli.check.command import answering, gpus, kernel_module
 from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config.settings import load_config
-from monitor.facts.disk_space import FileSystemSpace
+from monitor.facts.hosts import FileSystemSpace
 from monitor.facts.readings import GpuSweep, Health
 from monitor.runtime.probes import disk_space
 from scheduler.runner.confine import host_probe, locks

@@ -15,7 +15,7 @@ import yaml
 from django.test import Client
 from django.utils import timezone
 
-from monitor.facts.health import Condition, HealthReading, Xid
+from monitor.facts.gpu_states import Condition, HealthReading, Xid
 from monitor.facts.readings import DiskReading, Pressure
 from monitor.facts.usage import CallCost
 from monitor.gpus.snapshot import rows as snapshots

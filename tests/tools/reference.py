@@ -318,7 +318,6 @@ def _default(name: str) -> str:
 def _thresholds() -> Iterator[str]:
     from monitor.catalogue import policy as of_monitor
     from monitor.thresholds import policy as declaration
-    from monitor.thresholds import wording
     from reports.catalogue import policy as of_reports
     from scheduler.catalogue import policy as of_scheduler
 
@@ -346,7 +345,7 @@ def _thresholds() -> Iterator[str]:
                     f"`{name}`",
                     threshold.label,
                     threshold.in_words(threshold.default),
-                    wording.expected(threshold.field),
+                    declaration.accepted_values(threshold.field),
                     threshold.help,
                 ]
                 for name, threshold in declaration.thresholds(kind).items()

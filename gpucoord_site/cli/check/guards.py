@@ -10,7 +10,7 @@ from django.apps import apps
 from gpucoord_site.cli.check.machine import existing
 from gpucoord_site.cli.check.report import Finding, ok, warn
 from gpucoord_site.config.settings import Config
-from monitor.facts import retired_thresholds as former
+from monitor.facts import thresholds as former
 from monitor.runtime.probes import disk_space
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, Layer

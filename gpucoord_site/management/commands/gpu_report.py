@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from gpucoord_site.cli import report as report_options
 from gpucoord_site.management.plain import PlainCommand
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import ScopeNotFound, build
 from reports.periods import policy as periods
 from reports.periods.facts import ReportRefused

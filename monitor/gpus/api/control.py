@@ -10,7 +10,7 @@ from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api.input import PlainLines, RequestBody
+from monitor.api import PlainLines, RequestBody
 from monitor.gpus import actions as gpu_actions
 from monitor.models import Gpu
 

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from monitor.api.input import InvalidInput, Moment
+from monitor.api import InvalidInput, Moment
 from monitor.facts.claims import ClaimKind, GpuTask
 from monitor.facts.readings import GpuReading, OwnerSource, ProcessReading, Snapshot
 from monitor.facts.usage import UseSource
@@ -23,7 +23,7 @@ from monitor.gpus.snapshot.rows import Bookings
 from monitor.journal.facts import EVENTS, event_kinds
 from monitor.journal.rows import events
 from monitor.models import Event
-from monitor.owners.identity.policy.privacy import Viewer, event_text, redact
+from monitor.owners.identity.policy import Viewer, event_text, redact
 
 router = Router()
 

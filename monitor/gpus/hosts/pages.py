@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from monitor.api.input import posted_text
+from monitor.api import posted_text
 from monitor.facts.hosts import HostFact, HostState
 from monitor.gpus.hosts import actions, policy, rows
 from monitor.pages.live.pages import viewer_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 
-from monitor.facts.limits import Limits, LimitSource
+from monitor.facts.hosts import Limits, LimitSource
 from monitor.facts.readings import GpuReading
 
 # Approximate TFLOPS of 16-bit matrix operations from the data sheets, for ranking only.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from monitor.facts.health import Ailment, Condition, HealthReading, Xid
+from monitor.facts.gpu_states import Ailment, Condition, HealthReading, Xid
 from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
 from monitor.facts.thresholds import threshold
 

@@ -12,11 +12,11 @@ from monitor.facts.gpu_states import (
     IMPOSED,
     ClosureFact,
     ClosureKind,
+    Condition,
     GpuState,
     IllegalGpuTransition,
     check_transition,
 )
-from monitor.facts.health import Condition
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot, idle_since
 
 # Older drivers report some memory as used on an empty GPU; this is more.

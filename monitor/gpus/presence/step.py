@@ -7,8 +7,8 @@ from dataclasses import replace
 from monitor.facts.presence import OwnerReading
 from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.changes import Note
-from monitor.gpus.presence.policy import detection as presence_detection
-from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.presence import policy as presence_detection
+from monitor.gpus.presence.policy import PresencePolicy
 
 
 def watched(

@@ -13,8 +13,7 @@ from typing import Protocol
 from django.conf import settings
 
 from monitor.facts.claims import ClaimKind
-from monitor.facts.gpu_states import IllegalGpuTransition
-from monitor.facts.health import Xid
+from monitor.facts.gpu_states import IllegalGpuTransition, Xid
 from monitor.facts.readings import (
     ClaimFact,
     GpuReading,
@@ -34,7 +33,7 @@ from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.shared_memory import with_stated_memory
 from monitor.gpus.policy.states import with_states
 from monitor.gpus.presence import step as presence_step
-from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.presence.policy import PresencePolicy
 from monitor.gpus.sampling.policy import (
     JumpFilter,
     bounded_host,
@@ -55,7 +54,7 @@ from monitor.gpus.sampling.probes.selection import (
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import counters, events
 from monitor.owners.accounts.rows import os_accounts
-from monitor.owners.identity.policy.owners import attribute
+from monitor.owners.identity.policy import attribute
 from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.health import Ailment, Condition, HealthReading
-from monitor.facts.limits import Limits
+from monitor.facts.gpu_states import Ailment, Condition, GpuState, HealthReading
+from monitor.facts.hosts import Limits
 from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
 from monitor.facts.readings import (
     ComputeMode,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import DiskReading, GpuReading, HostReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
 

@@ -11,13 +11,12 @@ from django.db.models import QuerySet
 
 from monitor.facts.formats import GIB
 from monitor.incidents import facts as rules
-from monitor.incidents.enforcement.policy import Step
-from monitor.incidents.enforcement.wording import TITLES
+from monitor.incidents.enforcement.policy import TITLES, Step
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.rules.cpu import CPU_PCT
 from monitor.incidents.rules.memory import HOG_PCT
 from monitor.models import Claim, Gpu, Incident, Message, ProcessUse, Response
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.pages.live.cards import in_gib
 from monitor.thresholds import rows as thresholds
 from monitor.usage.history.pages import content as history_content

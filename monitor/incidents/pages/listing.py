@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 
-from monitor.api.input import ListFilters
+from monitor.api import ListFilters
 from monitor.facts.formats import first_few
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.facts import TITLES, title
@@ -17,7 +17,7 @@ from monitor.incidents.pages import badges as incident_badges
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.pages import gpus
 from monitor.models import Exemption, Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.pages.live.regions import Context, Region
 from monitor.usage.policy.ranges import RANGES
 

@@ -11,7 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from monitor.api.input import posted_text
+from monitor.api import posted_text
 from monitor.incidents import actions
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.alerts.policy import AlertPolicy
@@ -23,7 +23,7 @@ from monitor.incidents.pages.listing import IncidentFilters
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.incidents.wording import ADVICE
 from monitor.models import Exemption, Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.pages.live.pages import viewer_of
 from monitor.thresholds import rows as thresholds
 

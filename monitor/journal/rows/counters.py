@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import QuerySet
 
-from monitor.facts.health import Xid
+from monitor.facts.gpu_states import Xid
 from monitor.journal.facts import EvictionReason
 from monitor.models import Counter
 from monitor.runtime.rows.prepared import compiled_once, upsert_rows

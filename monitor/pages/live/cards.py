@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 
 from monitor.facts.claims import GpuTask
 from monitor.facts.formats import GIB
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition, GpuState
 from monitor.facts.presence import OwnerReading
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.gpus.policy import use_split

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Avg
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -25,14 +26,16 @@ from monitor.gpus.snapshot import rows as snapshot_rows
 from monitor.incidents.facts import NONE, Badges
 from monitor.incidents.pages import badges as incident_badges
 from monitor.journal.rows import events
-from monitor.models import Gpu, ProcessUse
-from monitor.owners.identity.policy.privacy import Viewer, owns, redact
-from monitor.pages.live import cards, sparklines
+from monitor.models import Gpu, ProcessUse, Sample
+from monitor.owners.identity.policy import Viewer, owns, redact
+from monitor.pages.live import cards
 from monitor.pages.live.cards import ProcessRow
 from monitor.pages.live.regions import regions
 from monitor.pages.live.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
 from monitor.pages.live.silence import silent_hosts
+from monitor.usage.history import charts
 from monitor.usage.history.pages import content as history_content
+from monitor.usage.rows.rollups import start_of
 
 KINDS = {"C": "compute", "G": "graphics", "M": "MPS"}
 MOST_MEMORY_FIRST = "-memory"
@@ -253,7 +256,7 @@ def gpu_card(request: HttpRequest, uuid: str) -> HttpResponse:
     card = next((card for card in shown if card.uuid == uuid), None)
     if card is None:
         raise Http404
-    context = {"card": card, "spark": sparklines.draw(uuid, now)}
+    context = {"card": card, "spark": draw(uuid, now)}
     return render(request, "monitor/_card.html", context)
 
 
@@ -341,3 +344,26 @@ def _gpu_choices(lines: list[ProcessLine]) -> list[tuple[str, str]]:
     gpus = sorted({(line.host, line.gpu_index) for line in lines})
     several = len({host for host, _ in gpus}) > 1
     return [(f"{h}:{i}", f"{h} GPU {i}" if several else f"GPU {i}") for h, i in gpus]
+
+
+# The sparkline of a GPU's last hour. The database computes the averages.
+
+SPARK_S, SPARK_STEP_S = 3600, 60
+
+
+@dataclass(frozen=True, slots=True)
+class SparklinePath:
+    """Paths of a 60-minute sparkline."""
+
+    line: str
+    area: str
+
+
+def draw(uuid: str, now: datetime) -> SparklinePath:
+    until = int(now.timestamp())
+    since = until - SPARK_S
+    samples = Sample.objects.filter(gpu_id=uuid, t__gte=since, t__lte=until)
+    minutes = samples.annotate(start=start_of(SPARK_STEP_S)).order_by("start").values("start")
+    means = minutes.annotate(mean=Avg("utilization_pct")).values_list("start", "mean")
+    points = [(start + SPARK_STEP_S / 2, mean) for start, mean in means]
+    return SparklinePath(*charts.spark(points, since, until, SPARK_STEP_S))

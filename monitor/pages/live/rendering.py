@@ -17,7 +17,7 @@ from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import NONE, Badges
 from monitor.owners.looks.policy import Look
-from monitor.pages.live import board, cards, headline, host_strips
+from monitor.pages.live import board, cards, host_strips
 from monitor.pages.live.cards import Card, ProcessRow
 from monitor.pages.live.frames import CHILDREN, Board, Column, Frame, Part
 from monitor.pages.live.host_strips import HostStrip
@@ -190,8 +190,8 @@ class Renderer:
         )
 
     def _summary(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
-        queue = headline.QueueCounts(self._waiting, self._startable)
-        facts = headline.summary(snapshots, shown, now, self._badges, queue)
+        queue = board.QueueCounts(self._waiting, self._startable)
+        facts = board.summary(snapshots, shown, now, self._badges, queue)
         return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
 
     def _gpus(

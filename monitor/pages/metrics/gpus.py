@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.health import Condition, HealthReading
+from monitor.facts.gpu_states import Condition, GpuState, HealthReading
 from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy import use_split
 from monitor.pages.metrics.families import Families, Labels

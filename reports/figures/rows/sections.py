@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django.conf import settings
 
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from reports.figures.facts import Table
 from reports.periods.facts import Period, Scope

@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import Q, QuerySet, Sum
 
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.facts import Table
 from reports.periods.facts import Period, Scope, ScopeKind
 from scheduler.models import Batch, ModelUse

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Field, Query, Router, Schema
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from scheduler.facts.notices import NoticeKind
 from scheduler.jobs.notifications import actions, rows
 from scheduler.models import NotificationSettings

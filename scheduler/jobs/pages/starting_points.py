@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import Q
 
-from monitor.api.input import posted_text
+from monitor.api import posted_text
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.facts.readings import GpuReading, Health

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
-from monitor.api.input import posted_text
+from monitor.api import posted_text
 from monitor.facts.input_rules import character_problem, is_number
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState

@@ -14,7 +14,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions, pages, rows

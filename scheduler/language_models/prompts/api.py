@@ -14,7 +14,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import JsonValue
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.facts.input_rules import holds_unstorable
 from scheduler.facts.prompts import DEFAULT_PRIORITY, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import actions

@@ -12,7 +12,7 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from scheduler.dispatch.steps import engine_endings
 from scheduler.limits.quotas import actions
 from scheduler.limits.quotas.pages import shares as share_page

@@ -11,7 +11,7 @@ from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api.input import PlainText, RequestBody
+from monitor.api import PlainText, RequestBody
 from scheduler.facts.plans import Throttle
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy.mode import Mode

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 
-from monitor.facts.moments import in_utc
+from monitor.facts.formats import in_utc
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, upsert_rows

@@ -15,7 +15,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import BeforeValidator
 
-from monitor.api.input import InvalidInput, PlainLines, PlainText, RequestBody, sentence_error
+from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, sentence_error
 from monitor.facts.input_rules import possible_time
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages.forms import LONGEST_REASON, WindowForm

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from monitor.facts.claims import ASLEEP
 from monitor.facts.formats import GIB
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import (
     ClaimFact,

@@ -14,7 +14,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import Field, create_model
 
-from monitor.api.input import RequestBody
+from monitor.api import RequestBody
 from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of

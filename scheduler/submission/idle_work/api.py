@@ -12,7 +12,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from scheduler.facts.idle_work import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
 from scheduler.submission.idle_work import actions, rows

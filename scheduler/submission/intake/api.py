@@ -8,7 +8,7 @@ from typing import Any
 from ninja import Schema
 from pydantic import ConfigDict, Field, create_model
 
-from monitor.api.input import RequestBody
+from monitor.api import RequestBody
 from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
 from scheduler.facts.job_fields import BY_NAME, JOB_FIELDS, OWNERS_CHANGE, fields_of

@@ -11,7 +11,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api.input import InvalidInput, PlainLines, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody
 from scheduler.facts.scripts import Script, Word
 from scheduler.models import ScriptDefinition
 from scheduler.submission.scripts import rows

@@ -16,7 +16,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import JsonValue
 
-from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.facts.input_rules import holds_unstorable
 from monitor.models import Gpu
 from scheduler.facts.jobs import JobState, Outcome

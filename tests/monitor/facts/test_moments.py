@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from monitor.facts.moments import in_utc, in_zone, sentence_parts
+from monitor.facts.formats import in_utc, in_zone, sentence_parts
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 BERLIN = "Europe/Berlin"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import ClosureFact, ClosureKind, Condition, GpuState
 from monitor.facts.readings import GpuReading, GpuSweep, Health
 from monitor.gpus.policy.changes import complete, explained
 from monitor.gpus.policy.states import as_booked, state_of, with_states

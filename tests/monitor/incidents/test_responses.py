@@ -5,7 +5,7 @@ from django.template import Context, Template
 
 from monitor.incidents.pages import evidence
 from monitor.models import Message, Response
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel, incident, later
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitor.models import Claim, Exemption, Incident
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
 from reports.figures.policy import people

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from pypdf import PdfReader
 
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.periods import policy as periods

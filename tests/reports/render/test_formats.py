@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from openpyxl import load_workbook
 from pypdf import PdfReader
 
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import build
 from reports.figures.facts import Report

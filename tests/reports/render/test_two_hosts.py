@@ -15,7 +15,7 @@ import pytest
 from openpyxl import load_workbook
 from pypdf import PdfReader
 
-from monitor.owners.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.models import ReportSchedule, StoredReport

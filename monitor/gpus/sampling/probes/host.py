@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import psutil
 
+from monitor.facts.hosts import Limits
 from monitor.facts.input_rules import escaped
-from monitor.facts.limits import Limits
 from monitor.facts.readings import DiskReading, HostCounters, HostReading, Pressure, ProcessIdentity
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.policy.capability import clamped

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from monitor.facts.input_rules import escaped
 from monitor.facts.readings import ProcessIdentity
-from monitor.owners.identity.policy.owners import owner_of
+from monitor.owners.identity.policy import owner_of
 from monitor.owners.identity.probes.credentials import CredentialReader, account_ranges
 from monitor.owners.identity.probes.runtimes import ContainerRuntimes
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from monitor.facts.limits import Limits, LimitSource
+from monitor.facts.hosts import Limits, LimitSource
 from monitor.gpus.policy.capability import least, quantity, visible
 
 # Version 1 says "no limit" with a number just below 2^63.

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from monitor.facts.accounts import AccountRanges
-from monitor.owners.identity.policy.owners import (
+from monitor.owners.identity.policy import (
     Credentials,
     UidRange,
     agrees,

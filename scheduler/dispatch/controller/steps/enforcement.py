@@ -12,15 +12,17 @@ from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.enforcement import policy as enforcement_plan
 from monitor.incidents.enforcement.policy import (
     CPU_CORES,
+    DID,
     NICE,
     RUN_S,
     STOP_S,
+    UNDID,
     UNDOABLE,
     WARNINGS,
+    WOULD,
     EnforcementPolicy,
     Step,
 )
-from monitor.incidents.enforcement.wording import DID, UNDID, WOULD
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response
 from monitor.runtime.rows.item_isolation import ItemIsolation

@@ -9,7 +9,7 @@ from datetime import datetime
 from django.db.models import Q, QuerySet
 
 from monitor.facts.readings import ProcessReading
-from monitor.incidents.enforcement import wording as enforcement_wording
+from monitor.incidents.enforcement import policy as enforcement_wording
 from monitor.incidents.enforcement.policy import (
     UNDOABLE,
     WARNINGS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monitor.facts.accounts import is_person
-from monitor.owners.identity.policy.owners import job_cgroup_of, session_uid
+from monitor.owners.identity.policy import job_cgroup_of, session_uid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import exp
 
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy.capability import hidden
 from monitor.incidents.constraints.policy import Constraint, ConstraintEffect, Gauge

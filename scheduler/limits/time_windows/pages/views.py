@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from monitor.api.input import posted_text
+from monitor.api import posted_text
 from monitor.facts.input_rules import is_number
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages import content as window_page

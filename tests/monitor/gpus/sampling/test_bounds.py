@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.facts.bounds import BOUNDS
-from monitor.facts.health import HealthReading, Xid
+from monitor.facts.gpu_states import HealthReading, Xid
 from monitor.facts.readings import (
     DiskReading,
     GpuProcess,

@@ -10,7 +10,7 @@ import pytest
 from gpucoord_site.service.filesystems import mount_of
 from monitor.gpus.sampling.probes.host import HostProbe
 from monitor.gpus.sampling.probes.limits import LimitsProbe
-from monitor.owners.identity.policy.owners import UidRange, uid_map_of
+from monitor.owners.identity.policy import UidRange, uid_map_of
 from monitor.owners.identity.probes.credentials import words_of
 from monitor.owners.identity.probes.listeners import listening_uids
 from scheduler.disk.probes.space import mount_table

@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from monitor.facts.health import HealthReading, Xid
+from monitor.facts.gpu_states import HealthReading, Xid
 from monitor.facts.readings import GpuSweep, Health
 from monitor.gpus.sampling.probes.nvml import probe as nvml_module
 from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe

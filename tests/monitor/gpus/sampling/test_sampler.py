@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 from django.db import transaction
 
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.health import Condition, Xid
+from monitor.facts.gpu_states import Condition, GpuState, Xid
 from monitor.facts.readings import (
     ClaimFact,
     GpuProcess,

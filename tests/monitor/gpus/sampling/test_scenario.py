@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import ClaimFact, GpuReading, GpuSweep, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy, examine
 from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, transaction
 
-from monitor.facts.health import Xid
+from monitor.facts.gpu_states import Xid
 from monitor.facts.readings import ClaimFact, GpuProcess, GpuSweep, HostReading, ProcessIdentity
 from monitor.gpus.sampling.probes.identities import Identities
 from monitor.gpus.sampling.step import Sampler

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import DiskReading, Pressure
 from monitor.incidents.constraints.policy import (
     EFFECTS,

@@ -6,7 +6,7 @@ from django.contrib.auth.models import User
 from monitor.facts.readings import GpuProcess
 from monitor.models import OsAccount
 from monitor.owners.accounts.rows import os_accounts
-from monitor.owners.identity.policy.owners import attribute
+from monitor.owners.identity.policy import attribute
 from tests.builders import NOW
 from tests.monitor.owners.identity.test_attribution import identity
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.facts.readings import ClaimFact, GpuProcess, ProcessIdentity, ProcessReading
-from monitor.owners.identity.policy.owners import attribute
+from monitor.owners.identity.policy import attribute
 from tests.monitor.made_readings import NOW
 
 LEADER, LEADER_TICKS = 100, 5000

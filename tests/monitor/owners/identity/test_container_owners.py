@@ -17,7 +17,7 @@ import pytest
 
 from monitor.facts.accounts import NO_LOGIN
 from monitor.facts.readings import OwnerSource
-from monitor.owners.identity.policy.owners import (
+from monitor.owners.identity.policy import (
     Credentials,
     Owner,
     UidRange,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.accounts import NO_LOGIN, AccountRanges
 from monitor.facts.readings import OwnerSource
-from monitor.owners.identity.policy.owners import (
+from monitor.owners.identity.policy import (
     Credentials,
     Owner,
     UidRange,

@@ -8,16 +8,14 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.incidents.facts import Badge, Badges
-from monitor.pages.live import cards, headline
-from monitor.pages.live.headline import QueueCounts
+from monitor.pages.live import board, cards
+from monitor.pages.live.board import QueueCounts
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
 
-def summed(
-    snapshots: list[Snapshot], badges: Badges | None = None, **facts: Any
-) -> headline.Summary:
+def summed(snapshots: list[Snapshot], badges: Badges | None = None, **facts: Any) -> board.Summary:
     badges = badges or Badges()
-    return headline.summary(snapshots, cards.cards(snapshots, badges), NOW, badges, **facts)
+    return board.summary(snapshots, cards.cards(snapshots, badges), NOW, badges, **facts)
 
 
 def open_incidents(*found: Badge) -> Badges:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from monitor.models import Sample
-from monitor.pages.live import sparklines
+from monitor.pages.live import pages
 from tests.builders import NOW, gpu_uuid, snapshot
 
 pytestmark = pytest.mark.django_db
@@ -13,9 +13,9 @@ def test_it_draws_the_means_of_the_last_hour_and_nothing_without_samples() -> No
     from monitor.gpus.snapshot import rows as snapshots
 
     snapshots.record(snapshot(1))
-    empty = sparklines.draw(gpu_uuid(1), NOW)
+    empty = pages.draw(gpu_uuid(1), NOW)
     Sample.objects.filter(gpu_id=gpu_uuid(0)).update(t=int(NOW.timestamp()) - 600)
-    drawn = sparklines.draw(gpu_uuid(0), NOW)
+    drawn = pages.draw(gpu_uuid(0), NOW)
 
     assert empty.line == ""
     assert drawn.line.startswith("M")

@@ -13,7 +13,7 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CLAIMED_EMPTY, UNUSED_GPUS
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident
-from monitor.owners.identity.policy.owners import attribute, job_cgroup_of
+from monitor.owners.identity.policy import attribute, job_cgroup_of
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines.policy.leaders import ReportedProcess
 from scheduler.facts.jobs import Identity

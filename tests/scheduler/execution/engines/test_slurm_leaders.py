@@ -15,7 +15,7 @@ from django.db import transaction
 from monitor.facts.readings import GpuProcess, ProcessIdentity
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Claim, Event, ItemFault
-from monitor.owners.identity.policy.owners import attribute
+from monitor.owners.identity.policy import attribute
 from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines import leaders

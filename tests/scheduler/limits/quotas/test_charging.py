@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from monitor.facts.limits import Limits
+from monitor.facts.hosts import Limits
 from monitor.facts.readings import Health
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.charging import GpuUseSpan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.facts.health import Condition
+from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import ClaimFact, GpuReading, ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit, events

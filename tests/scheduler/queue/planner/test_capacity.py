@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.health import Condition
-from monitor.facts.limits import Limits
+from monitor.facts.gpu_states import Condition
+from monitor.facts.hosts import Limits
 from monitor.facts.readings import ClaimFact, ComputeMode, Health, ProcessReading, Snapshot
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.queue.blockers.wording import text

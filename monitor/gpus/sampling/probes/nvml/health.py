@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from monitor.facts.health import HealthReading, Xid
+from monitor.facts.gpu_states import HealthReading, Xid
 from monitor.gpus.sampling.probes.nvml import faults
 from monitor.gpus.sampling.probes.nvml.faults import CallRefused
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from monitor.facts.health import HealthReading
+from monitor.facts.gpu_states import HealthReading
 from monitor.facts.readings import ClaimFact, GpuReading, GpuSweep, Health, position
 from monitor.facts.usage import CallCost, GpuMark
 from monitor.gpus.sampling.probes.nvml import answers, faults

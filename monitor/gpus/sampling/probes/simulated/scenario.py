@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from math import exp
 from uuid import UUID
 
-from monitor.facts.health import HealthReading
+from monitor.facts.gpu_states import HealthReading
 from monitor.facts.readings import (
     GpuProcess,
     GpuReading,

@@ -1,4 +1,4 @@
-"""The owner and container of a process, by a ladder of evidence.
+"""The owner and container of a process, by a ladder of evidence; who may see the process.
 
 Job, subordinate uid range, owner of the user namespace, mounted home folder, login, uid: the first
 evidence that is available decides. A uid inside a container never names a person of the host.
@@ -22,6 +22,7 @@ from monitor.facts.readings import (
     OwnerSource,
     ProcessIdentity,
     ProcessReading,
+    Snapshot,
 )
 
 
@@ -379,3 +380,44 @@ def _ticks(identity: ProcessIdentity | None) -> int | None:
 def _may_descend(identity: ProcessIdentity, claim: ClaimFact) -> bool:
     """Whether it is not older than the job's leader, whose pid was of another process before."""
     return claim.leader_start_ticks is None or identity.start_ticks >= claim.leader_start_ticks
+
+
+# Visibility of processes and events: operators see all, users their own and their jobs'.
+
+# Events that end with an error message, which may name files of the owner or of the service.
+_WITH_DETAILS = {
+    "ALERT_FAILED",
+    "ENFORCEMENT_REFUSED",
+    "JOB_REQUEUED",
+    "JOB_STOPPING",
+    "LOOP_FAILED",
+    "REPORT_FAILED",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """The user who reads a page. An operator may see everything."""
+
+    username: str
+    operator: bool = False
+
+
+def owns(process: ProcessReading, viewer: Viewer) -> bool:
+    """Whether it is the viewer's own process or belongs to a job of theirs."""
+    return viewer.username in (process.user, process.job_owner)
+
+
+def redact(snapshot: Snapshot, viewer: Viewer) -> Snapshot:
+    """The snapshot as `viewer` may see it; program and user of a process are visible to all."""
+    if viewer.operator:
+        return snapshot
+    visible = tuple(p if owns(p, viewer) else replace(p, command=None) for p in snapshot.processes)
+    return replace(snapshot, processes=visible)
+
+
+def event_text(kind: str, text: str, owner: str, viewer: Viewer) -> str:
+    """The text that `viewer` may read; details of faults are for operators and the owner."""
+    if viewer.operator or kind not in _WITH_DETAILS or (owner and owner == viewer.username):
+        return text
+    return text.partition(": ")[0]
