@@ -9,6 +9,7 @@ from scheduler.execution.hosts import pages as host_pages
 from scheduler.jobs.notifications import pages as notification_views
 from scheduler.jobs.pages import search, sooner
 from scheduler.jobs.pages import views as job_views
+from scheduler.jobs.pages import without_incident as without_incident_page
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.language_models.model_services import pages as model_pages
 from scheduler.language_models.model_services.pages import new as new_model
@@ -33,6 +34,11 @@ urlpatterns = [
     path("batches/<int:pk>/approve/", batch_views.approve, name="batch-approve"),
     path("batches/<int:pk>/retry/", batch_views.retry, name="batch-retry"),
     path("idle-work/", idle_work_pages.idle_work, name="idle-work"),
+    path(
+        "incidents/<int:pk>/without/",
+        without_incident_page.without_incident,
+        name="incident-without",
+    ),
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
     path("jobs/new/draft/", job_views.draft, name="job-draft"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -105,6 +105,13 @@ class Slot:
             ramps_until=self.ramps_until if is_ramping else None,
             unsettled=self.unsettled and bool(stay),
         )
+
+    def without_processes(self, leaves: Callable[[Holder], bool]) -> Slot:
+        """The GPU after these holders of memory have left it. Unknown memory is not freed."""
+        freed = sum(holder.memory_bytes or 0 for holder in self.foreign if leaves(holder))
+        free = None if self.free_bytes is None else self.free_bytes + freed
+        stay = tuple(holder for holder in self.foreign if not leaves(holder))
+        return self.changed(free_bytes=free, foreign=stay)
 
     def _free_beside(
         self, before: Iterable[tuple[int, int]], stay: Iterable[tuple[int, int]]

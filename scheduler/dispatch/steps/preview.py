@@ -5,7 +5,7 @@ The input is loaded as by the scheduler, and cached, because many viewers need i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from threading import Lock
@@ -19,6 +19,7 @@ from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
+from scheduler.facts.plans import Slot
 from scheduler.jobs.lifecycle.policy import waits
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.jobs.lifecycle.rows.durations import UsualDuration
@@ -108,6 +109,29 @@ def estimates_on(host: str, now: datetime) -> Mapping[int, Estimate]:
     predictions = _of(host)
     with predictions.lock:
         return predictions.estimate_all(now)
+
+
+def estimates_without(
+    host: str, processes: Collection[tuple[str, int]], now: datetime
+) -> Mapping[int, Estimate]:
+    """For each waiting job, where it may start first once these processes have ended.
+
+    processes: of this host, outside the queue, as UUID of the GPU and pid.
+    """
+    given = plan_input(host, now)
+    gpus = tuple(_gpu_without(slot, processes) for slot in given.slots.gpus)
+    slots = replace(given.slots, gpus=gpus)
+    estimated = forecast.forecast(given.queue, slots, given.policy, now, given.rules)
+    for other in hosts():
+        if other != host:
+            for job_id, estimate in estimates_on(other, now).items():
+                estimated[job_id] = _sooner(estimated.get(job_id), estimate)
+    return estimated
+
+
+def _gpu_without(slot: Slot, processes: Collection[tuple[str, int]]) -> Slot:
+    pids = {pid for gpu_uuid, pid in processes if gpu_uuid == slot.gpu_uuid}
+    return slot.without_processes(lambda holder: holder.pid in pids) if pids else slot
 
 
 def plan_input(host: str, now: datetime) -> PlanInput:

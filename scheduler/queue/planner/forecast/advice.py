@@ -95,10 +95,9 @@ def advise(
     before = {host: _planned(job, world, now) for host, world in _hosts_of(job, worlds)}
     starts = [each.estimate.p50 for each in before.values()]
     start = min((each for each in starts if each is not None), default=None)
-    reach = (start or now + HORIZON) - now
+    reach, latest = (start or now + HORIZON) - now, latest_gain(start, now)
     kinds: dict[tuple[str, ...], Advice] = {}
     for change in _tried(job, worlds, before, facts, now):
-        latest = now + reach - max(LEAST_EARLIER, reach * LEAST_PART)
         changed = _start(change, worlds, now, latest)
         if changed is None or changed > latest:
             continue
@@ -114,6 +113,15 @@ def advise(
                 was_unknown=start is None,
             )
     return sorted(kinds.values(), key=lambda advice: advice.expected_start)
+
+
+def latest_gain(start: datetime | None, now: datetime) -> datetime:
+    """The latest start that is earlier than this one beyond the error of the forecast.
+
+    start: None = unknown, which counts as the horizon of forecasts.
+    """
+    reach = (start or now + HORIZON) - now
+    return now + reach - max(LEAST_EARLIER, reach * LEAST_PART)
 
 
 def _hosts_of(job: QueuedJob, worlds: Mapping[str, World]) -> Iterator[tuple[str, World]]:
@@ -145,16 +153,12 @@ def _without_processes(world: World, leaves: tuple[str, str] | None) -> World:
         return world
     gpu_uuid, user = leaves
     gpus = tuple(
-        _without_user(gpu, user) if gpu.gpu_uuid == gpu_uuid else gpu for gpu in world.slots.gpus
+        gpu.without_processes(lambda holder: holder.user == user)
+        if gpu.gpu_uuid == gpu_uuid
+        else gpu
+        for gpu in world.slots.gpus
     )
     return replace(world, slots=replace(world.slots, gpus=gpus))
-
-
-def _without_user(gpu: Slot, user: str) -> Slot:
-    freed = sum(holder.memory_bytes or 0 for holder in gpu.foreign if holder.user == user)
-    free = None if gpu.free_bytes is None else gpu.free_bytes + freed
-    foreign = tuple(holder for holder in gpu.foreign if holder.user != user)
-    return replace(gpu, free_bytes=free, foreign=foreign)
 
 
 def _tried(
