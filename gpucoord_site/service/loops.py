@@ -27,7 +27,8 @@ TASK_TIMEOUT_S = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A step that runs `every_s` seconds, and at once when `wake` is heard.
+    """A step that runs `every_s` seconds, and at once when `wake` is heard, but then `rest_s`
+    after the last time at the earliest.
 
     The slices' lengths differ, so that the loops don't all change hands at the same moment, and
     their phases, so that none of them waits for another's core or database lock at each tick.
@@ -38,6 +39,7 @@ class Loop:
     build: str
     phase_s: float = 0.0
     wake: str | None = None
+    rest_s: float = 0.0
     slice_s: float = 60.0
     extension_s: float = 30.0
 
@@ -51,7 +53,14 @@ class Loop:
 
 
 LOOPS = (
-    Loop(name="sampler", every_s=1, build="monitor.gpus.sampling.step:build", slice_s=60),
+    Loop(
+        name="sampler",
+        every_s=1,
+        build="monitor.gpus.sampling.step:build",
+        wake="sampler",
+        rest_s=0.05,
+        slice_s=60,
+    ),
     Loop(
         name="controller",
         every_s=5,

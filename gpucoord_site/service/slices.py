@@ -44,6 +44,8 @@ RELEASE_TRIES, RELEASE_PAUSE_S = 3, 0.2
 HANDED_OVER = "handed over"
 # After wake-ups that may wait, the tick waits so long for others.
 PATIENCE_S = 0.02
+# A loop that rests does so for this many times as long as its tick took.
+REST_SHARE = 4
 logger = logging.getLogger(__name__)
 LATENESS_SAMPLES = 300
 
@@ -119,6 +121,8 @@ class LeaseTerm:
         self._renewed_at = -math.inf
         self._offer: Listener | None = None
         self._overseer = HangGuard(held)
+        # When a wake-up may tick again (monotonic).
+        self._rests_until = 0.0
 
     def tick_until_the_end(self) -> str:
         end, due = time.monotonic() + self._loop.slice_s, self._first_due()
@@ -154,9 +158,15 @@ class LeaseTerm:
         if payloads and all(payload == datagrams.PATIENT for payload in payloads):
             # A short job ends within this time: its start and its end are then recorded together.
             self._lifeline.wait(PATIENCE_S, *self._heard)
-            for listener in self._heard:
-                listener.drain()
+            self._drain()
+        if payloads and (rest_s := self._rests_until - time.monotonic()) > 0:
+            self._lifeline.wait(rest_s)
+            self._drain()
         return bool(payloads)
+
+    def _drain(self) -> None:
+        for listener in self._heard:
+            listener.drain()
 
     def _first_due(self) -> float:
         """The tick after the previous holder's last one; now if there was none recently."""
@@ -170,9 +180,12 @@ class LeaseTerm:
         return ((at - phase) // every + 1) * every + phase
 
     def _tick(self, lateness_s: float | None) -> None:
-        now = timezone.now()
+        now, began = timezone.now(), time.monotonic()
         self._report.begin(now, lateness_s)
         self._attempt(lambda: self._step_once(now))
+        if self._loop.rest_s:
+            ended = time.monotonic()
+            self._rests_until = ended + max(self._loop.rest_s, REST_SHARE * (ended - began))
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Run one tick.

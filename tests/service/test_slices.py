@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from gpucoord_site.service.loops import Loop
 from gpucoord_site.service.slices import TickStats, one_line, quantile
 from monitor.models import Event, Lease
 from monitor.runtime.facts import Guard
+from monitor.runtime.probes import datagrams
 from monitor.runtime.probes.process_identity import boot_id, me
 from monitor.runtime.rows import leases
+from monitor.runtime.rows.wakeups import socket_folder
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SHORT = Loop(name="sampler", every_s=0.05, build=f"{__name__}:build", slice_s=0.2, extension_s=0.1)
 LOOPS = [SHORT]
+WOKEN = [
+    replace(SHORT, every_s=60, wake="sampler", rest_s=0.1, slice_s=1.5, extension_s=0),
+]
 script: dict[str, Any] = {}
 
 
@@ -96,6 +102,20 @@ def test_a_slice_ticks_and_queues_its_successor(run: Callable[..., str]) -> None
     assert (queued.args(), queued.kwargs()) == (("sampler",), {"after": 1})
     # It should be free for others now.
     assert leases.acquire(SHORT.lease(), me(), timezone.now())
+
+
+def test_wake_ups_tick_at_once_but_not_without_a_rest(
+    settings: Any, data: Path, db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpucoord_site.service.slices.close_old_connections", lambda: None)
+    settings.LOOPS = f"{__name__}:WOKEN"
+    script.clear()
+    script["do"] = lambda _guard: datagrams.send(socket_folder(), "sampler")
+
+    slices.run_slice("sampler")
+
+    # One by the clock, at once; then in 1.5 s at most one each 0.1 s.
+    assert 3 <= script["steps"] <= 16
 
 
 def test_a_lease_that_another_holds_is_left_alone(run: Callable[..., str]) -> None:

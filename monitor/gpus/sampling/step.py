@@ -45,6 +45,7 @@ from monitor.gpus.sampling.probes.host import HostProbe
 from monitor.gpus.sampling.probes.limits import LimitsProbe
 from monitor.gpus.sampling.probes.selection import (
     GpuProbe,
+    PacedProbe,
     ResumableProbe,
     SelectiveProbe,
     Trial,
@@ -67,6 +68,8 @@ logger = logging.getLogger(__name__)
 UNWATCHED_AFTER = timedelta(seconds=10)
 # How long a change of the table of OS accounts may take to be shown.
 NAMES_KEPT = timedelta(seconds=10)
+# A sweep soon after another one is not sent to viewers.
+LIVE_AFTER = timedelta(seconds=0.5)
 # Upper bound of the XIDs that wait for a database that is unavailable.
 MOST_XIDS = 1000
 FAULT_KINDS = ("PROBE_FAULT", "GPU_STATE_FAULT")
@@ -206,7 +209,7 @@ class Sampler:
                 self._isolation.failed(f"claim {claim.row}", ValueError("unknown kind"), now)
         claims = [claim for claim in held if claim.kind is not ClaimKind.LOCK]
         closures = availability.on(self._machine.name)
-        sweep, failures = self._sweep(now, [c for c in claims if c.until is None])
+        sweep, failures = self._sweep(now, claims)
         self._xids = (*self._xids, *sweep.xids)[-MOST_XIDS:]
         sweep = replace(sweep, xids=self._xids)
         processes = self._processes(sweep, claims, now)
@@ -304,7 +307,10 @@ class Sampler:
             )
             for xid in sweep.xids:
                 counters.add_xid(xid)
-            wake("live", str(snapshot.seq).encode())
+            if cooled.freed:
+                wake("scheduler", only_here=True)
+            if self._last is None or snapshot.at - self._last.at >= LIVE_AFTER:
+                wake("live", str(snapshot.seq).encode())
         self._last, self._fresh, self._xids = snapshot, False, ()
         if sweep.is_fresh and self._ledger.is_due(snapshot.at):
             # After the wake-up, so that viewers do not wait for it.
@@ -321,6 +327,10 @@ class Sampler:
 
     def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:
         """The sweep of the probe, and the number of successive sweeps that failed."""
+        running = [claim for claim in claims if claim.until is None]
+        if isinstance(self._probe, PacedProbe) and len(running) < len(claims):
+            # Memory of an ended job may be free by now.
+            self._probe.list_processes()
         self._hung.look(now)
         last = self._last
         failures = last.failures if last and last.probe == self._probe.name else 0
@@ -330,7 +340,7 @@ class Sampler:
             return GpuSweep(problem=last.problem, remedy=last.remedy), failures
         self._tried_at = now
         try:
-            sweep = bounded_sweep(self._probe.read(now, claims))
+            sweep = bounded_sweep(self._probe.read(now, running))
             sweep = replace(sweep, gpus=self._jumps.confirmed(sweep.gpus, now))
         except Exception as error:
             self._isolation.failed("GPU probe", error, now, FAULT_KINDS[0])

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from django.db import connection
-from django.db.models import Exists, F, OuterRef, QuerySet, Subquery
+from django.db.models import Count, Exists, F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import JOB_KINDS, ClaimKind, GpuTask
 from monitor.facts.presence import Presence
@@ -342,6 +342,18 @@ def phases(host: str) -> dict[str, str]:
     """The phase of each model with a claim on this host, by its job."""
     rows = Claim.objects.filter(host=host, freed_at=None, until_at=None, kind=ClaimKind.LLM)
     return dict(rows.values_list("job_ref", "phase"))
+
+
+def count_unreleased(host: str) -> int:
+    """Ended claims whose memory may still be in use."""
+    return next(iter(_unreleased(host)), 0)
+
+
+@compiled_once
+def _unreleased(host: str) -> QuerySet[Any, int]:
+    ended = Claim.objects.filter(host=host, freed_at=None, until_at__isnull=False)
+    by_host = ended.order_by().values("host").annotate(count=Count("pk"))
+    return by_host.values_list("count", flat=True)
 
 
 def close_claims(job_ref: str, now: datetime) -> int:

@@ -27,14 +27,17 @@ def socket_folder() -> Path:
     return Path(settings.DATA) / "run"
 
 
-def wake(name: str, payload: bytes = b"") -> None:
-    """Wake every listener of `name` once the surrounding transaction is committed."""
-    transaction.on_commit(lambda: _send(name, payload), robust=True)
+def wake(name: str, payload: bytes = b"", *, only_here: bool = False) -> None:
+    """Wake every listener of `name` once the surrounding transaction is committed.
+
+    only_here: those of this host.
+    """
+    transaction.on_commit(lambda: _send(name, payload, only_here), robust=True)
 
 
-def _send(name: str, payload: bytes) -> None:
+def _send(name: str, payload: bytes, only_here: bool) -> None:
     datagrams.send(socket_folder(), name, payload)
-    if connection.vendor == "postgresql":
+    if not only_here and connection.vendor == "postgresql":
         try:
             with connection.cursor() as cursor:
                 text = f"{name} {payload.decode(errors='replace')} {settings.CONFIG.node}"

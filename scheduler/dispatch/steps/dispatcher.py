@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import Case, F, TextField, Value, When
 from django.db.models.functions import Concat, Right
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import keep_commits_synced
@@ -153,7 +154,8 @@ class Dispatcher:
     """`step(now)` places jobs on `host` and stores changed reasons to wait."""
 
     def __init__(self, guard: Guard, host: str, policy: PlanPolicy) -> None:
-        self._guard = guard
+        self._guard, self._host = guard, host
+        self._unreleased = 0
         self._isolation = ItemIsolation(host, "dispatcher", guard, LONGEST_RETRY)
         self._supply = PlanInputs(host, policy, self._isolation)
         self._choice = HostChoice(
@@ -168,9 +170,10 @@ class Dispatcher:
         """Returns the placed attempts: their rows are committed, nothing has started.
 
         has_room: a job has just ended. Otherwise an unchanged queue is not planned again within
-        PLAN_AGAIN.
+        PLAN_AGAIN, unless memory of an ended job has become free.
         """
         mark = queue_facts.queue_mark()
+        has_room = self._has_freed_memory() or has_room
         if mark == self._mark and not has_room and now - self._planned_at < PLAN_AGAIN:
             return []
         self._mark, self._planned_at = mark, now
@@ -185,6 +188,11 @@ class Dispatcher:
                 return placed
             self._mark = queue_facts.queue_mark()
         return []
+
+    def _has_freed_memory(self) -> bool:
+        """Whether fewer ended jobs may hold memory than at the last pass."""
+        before, self._unreleased = self._unreleased, snapshots.count_unreleased(self._host)
+        return self._unreleased < before
 
     def _plan(self, now: datetime) -> list[Attempt] | None:
         """None: another host placed a job meanwhile, so nothing was committed."""

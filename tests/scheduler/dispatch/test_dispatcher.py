@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.gpus import rows as availability
 from monitor.gpus.snapshot import rows as monitor_store
+from monitor.models import Claim
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
@@ -154,6 +155,22 @@ def test_it_plans_again_when_a_job_has_ended(alice: User) -> None:
 
     assert [a.job_id for a in dispatcher.step(NOW, has_room=False)] == []
     assert [a.job_id for a in dispatcher.step(NOW, has_room=True)] == [second.pk]
+
+
+def test_it_plans_again_when_memory_of_an_ended_job_is_free(alice: User) -> None:
+    _see()
+    dispatcher = _dispatcher()
+    first, second = _submit(alice), _submit(alice)
+    dispatcher.step(NOW)
+    monitor_store.close_claims(str(first.pk), NOW)
+    _see(processes=[process(job_ref=str(first.pk))])
+    assert dispatcher.step(NOW) == []
+
+    _see()
+    monitor_store.mark_claims_freed(
+        [claim.pk for claim in Claim.objects.filter(job_ref=first.pk)], NOW
+    )
+    assert [a.job_id for a in dispatcher.step(NOW, has_room=False)] == [second.pk]
 
 
 def test_it_plans_again_with_the_next_reading(alice: User) -> None:

@@ -29,6 +29,14 @@ class GpuProbe(Protocol):
 
 
 @runtime_checkable
+class PacedProbe(Protocol):
+    """A probe that lists processes less often than it reads GPUs."""
+
+    def list_processes(self) -> None:
+        """The next sweep lists them, whether or not it is time."""
+
+
+@runtime_checkable
 class ResumableProbe(Protocol):
     """A probe that goes on counting where another process stopped at `swept_at`."""
 

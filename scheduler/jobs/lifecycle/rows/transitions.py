@@ -26,6 +26,7 @@ from monitor.runtime.rows.prepared import (
     insert_row,
     update_rows,
 )
+from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import (
     TRANSITIONS,
     AttemptEnding,
@@ -345,6 +346,8 @@ def _free_gpus(attempt: Attempt, ended_at: datetime, now: datetime) -> None:
         is_late = now - ended_at > LONGEST_GAP
         at = max(ended_at, attempt.placed_at) if is_late else now
         snapshots.close_claims(str(attempt.job_id), at)
+        # Its GPUs take other jobs once a reading shows that its memory is free.
+        wake("sampler", only_here=True)
 
 
 def _end_attempt(attempt: Attempt, ending: AttemptEnding, outcome: str) -> bool:

@@ -77,6 +77,15 @@ def test_processes_are_looked_at_every_other_second(nvml: FakeNvml) -> None:
     assert nvml.calls.count(POWER) == 7
 
 
+def test_processes_are_looked_at_early_when_that_is_asked_for(nvml: FakeNvml) -> None:
+    probe = NvmlProbe(2.0)
+    look(probe, 0)
+    probe.list_processes()
+
+    assert probe.read(NOW + timedelta(seconds=0.1), ()).is_fresh
+    assert not probe.read(NOW + timedelta(seconds=1), ()).is_fresh
+
+
 def test_the_same_processes_are_not_listed_again_while_memory_is_the_same(nvml: FakeNvml) -> None:
     probe = NvmlProbe(2.0)
     for second in range(0, 20, 2):

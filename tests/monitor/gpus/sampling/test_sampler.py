@@ -29,7 +29,7 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Claim, Event, Gpu, HostSample, Sample
 from tests.builders import NOW, claim, gpu
-from tests.monitor.fake_nvml import FakeGpu, FakeNvml, Hang
+from tests.monitor.fake_nvml import GIB, FakeGpu, FakeNvml, Hang
 from tests.processes.attempts import wait_for
 
 pytestmark = pytest.mark.django_db
@@ -111,9 +111,40 @@ def test_it_wakes_the_live_page_after_the_commit(
     heard: list[tuple[str, bytes]] = []
     monkeypatch.setattr(sampler_module, "wake", lambda name, payload: heard.append((name, payload)))
     running = sampler(SimulatedProbe())
+    # A sweep between two ticks, as for an ended job, is not sent to viewers.
+    for second in (0, 1, 1.2, 2):
+        running.step(at(second))
+    assert heard == [("live", b"1"), ("live", b"2"), ("live", b"4")]
+
+
+def test_memory_of_an_ended_job_that_is_free_wakes_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(sampler_module, "wake", lambda name, *_, **__: heard.append(name))
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),)))
+    running = sampler(probe)
+    snapshots.open_claim(claim("7"), "box", at(0))
     running.step(at(0))
-    running.step(at(1))
-    assert heard == [("live", b"1"), ("live", b"2")]
+    snapshots.close_claims("7", at(1))
+    running.step(at(1.1))
+
+    assert heard == ["live", "scheduler", "live"]
+
+
+def test_processes_are_listed_at_once_while_an_ended_job_may_hold_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FakeNvml(FakeGpu(gpu(0).uuid, compute=[(999_999, GIB)])).install(monkeypatch)
+    probe = NvmlProbe(60)
+    running = sampler(probe)
+    running.step(at(0))
+    listed = [running.step(at(1)), probe._tier.is_fresh][1]
+    snapshots.open_claim(claim("7", leader_pid=1), "box", at(1))
+    snapshots.close_claims("7", at(2))
+    running.step(at(3))
+
+    assert (listed, probe._tier.is_fresh) == (False, True)
 
 
 def test_it_continues_counting_after_a_restart() -> None:

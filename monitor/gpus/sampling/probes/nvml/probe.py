@@ -120,6 +120,10 @@ class NvmlProbe:
         """The subject of the call: a UUID, `position` of a GPU, VERSIONS, "" = the driver."""
         return self._calls.device
 
+    def list_processes(self) -> None:
+        """The next sweep lists them, whether or not it is time."""
+        self._tier.is_wanted = True
+
     def leave_out(self, hung: Mapping[str, str]) -> None:
         """Do not call these; {what `asking_about` said: the call that did not come back}."""
         if hung != self._left_out:

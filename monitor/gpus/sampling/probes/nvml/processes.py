@@ -165,7 +165,8 @@ class _Listing:
 
 
 class ProcessTier:
-    """Swept each `interval_s` (0: with every GPU sweep). In between it repeats the last lists."""
+    """Swept each `interval_s` (0: with every GPU sweep) and when `is_wanted`. In between it repeats
+    the last lists."""
 
     def __init__(self, calls: Calls, interval_s: float) -> None:
         self._least_s = self.interval_s = interval_s
@@ -178,6 +179,7 @@ class ProcessTier:
         self._swept_at: datetime | None = None
         self._spent = 0.0
         self.is_fresh = True
+        self.is_wanted = False
         self._processes: list[GpuProcess] = []
         self._instances: list[InstanceReading] = []
         self._listings: dict[str, _Listing] = {}
@@ -186,7 +188,8 @@ class ProcessTier:
         """A sweep over the GPUs begins."""
         self.use.begin()
         passed = (now - self._swept_at).total_seconds() if self._swept_at else None
-        self.is_fresh = passed is None or not 0 <= passed < self.interval_s - EARLY_S
+        is_early = passed is not None and 0 <= passed < self.interval_s - EARLY_S
+        self.is_fresh, self.is_wanted = self.is_wanted or not is_early, False
         if self.is_fresh:
             self._swept_at, self._spent = now, 0.0
             self._processes, self._instances = [], []
