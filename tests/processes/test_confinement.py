@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe, is_paused
 from scheduler.runner import attempt_files
-from scheduler.runner.confine import host_probe, limit_trials, locks
+from scheduler.runner.confine import host_probe, landlock, limit_trials, locks
 from scheduler.runner.confine.cgroups import Cgroup
 from scheduler.runner.confine.host_probe import CgroupParent
 from scheduler.runner.confine.locks import HeldLocks
@@ -167,12 +167,18 @@ def test_check_says_which_limit_the_kernel_does_not_apply(
     place: CgroupParent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cgroup, "limit", lambda *_, **__: None)
+    monkeypatch.setattr(limit_trials, "hide", lambda *_: "")
+    monkeypatch.setattr(limit_trials, "OPENS", "print('read')")
 
     problems = {trial.name for trial in limit_trials.trials(place) if trial.problem}
 
     # On a busy machine, a process gets little of a CPU without any limit.
-    limited = {"memory": "memory of a job", "pids": "number of processes"}
+    limited = {
+        "memory": "memory of a job", "pids": "number of processes", "devices": "device files"
+    }  # fmt: skip
     expected = {name for controller, name in limited.items() if controller in place.can}
+    if landlock.version():
+        expected.add("closed folders")
     assert problems - {"CPUs"} == expected
 
 

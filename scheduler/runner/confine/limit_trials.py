@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from scheduler.runner import process_tree
+from scheduler.runner.confine import landlock
 from scheduler.runner.confine.cgroups import Cgroup
+from scheduler.runner.confine.device_filter import hide
 from scheduler.runner.confine.host_probe import CgroupParent, enter
 from scheduler.runner.confine.log_limit import LogLimit
 from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes
@@ -32,6 +34,20 @@ HOLDS = f'"{sys.executable}" -S -c "x = bytearray({MUCH}); print(1, flush=True);
 TAKES = f"head -c {2 * MUCH} /dev/zero | tail -c {2 * MUCH} > /dev/null; echo all"
 FORKS = "for i in 1 2 3 4 5 6 7 8; do sleep 5 > /dev/null & done; echo all"
 SPINS = "while :; do :; done"
+# A device that every account may read.
+DEVICE = "/dev/full"
+READS = f"head -c 1 {DEVICE} > /dev/null && echo all"
+ROOT = Path(__file__).parents[3]
+OPENS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from scheduler.runner.confine import landlock
+landlock.close([sys.argv[2]], [], [])
+try:
+    open(sys.argv[3])
+except PermissionError:
+    print("closed")
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +135,32 @@ def _log(_place: CgroupParent) -> str:
     return "" if size < 2 * limit else f"a log of {size} bytes was not cut to {limit} bytes"
 
 
+def _devices(place: CgroupParent) -> str:
+    with _held_process(place, READS) as (process, cgroup, release):
+        device = Path(DEVICE).stat().st_rdev
+        hide(cgroup, [(os.major(device), os.minor(device))])
+        release()
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    return "" if b"all" not in said else "a process opened a device file that was closed to it"
+
+
+def _folders(_place: CgroupParent) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "secret")
+        path.write_text("all")
+        words = [sys.executable, "-c", OPENS, str(ROOT), folder, str(path)]
+        done = subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=False)
+    return "" if b"closed" in done.stdout else "a process read a file in a folder closed to it"
+
+
 TRIALS: tuple[tuple[str, Callable[[CgroupParent], bool], Callable[[CgroupParent], str]], ...] = (
     ("memory of a job", lambda place: "memory" in place.can, _memory_of_job),
     ("memory of a process", lambda place: True, _memory_of_process),
     ("number of processes", lambda place: "pids" in place.can, _processes),
     ("CPUs", lambda place: "cpu" in place.can, _cpu),
     ("size of a log", lambda place: True, _log),
+    ("device files", lambda place: bool({"bpf", "devices"} & place.can), _devices),
+    ("closed folders", lambda place: landlock.version() > 0, _folders),
 )
 
 
