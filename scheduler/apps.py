@@ -17,14 +17,14 @@ class SchedulerConfig(AppConfig):
         from scheduler.disk import rows as cleaning_runs
         from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
-        from scheduler.jobs.lifecycle.steps import job_files
+        from scheduler.jobs.lifecycle import steps as job_files
         from scheduler.jobs.live.regions import register_regions
         from scheduler.jobs.pages.calibration import calibration_lines
         from scheduler.language_models.model_services import rows as model_rows
         from scheduler.language_models.prompts import rows as prompt_rows
         from scheduler.limits.quotas import rows as quota_rows
         from scheduler.submission.batches import rows as batch_rows
-        from scheduler.submission.intake.steps import checks
+        from scheduler.submission.intake import steps as intake_checks
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         pruning.register(quota_rows.too_old)
@@ -34,7 +34,7 @@ class SchedulerConfig(AppConfig):
         pruning.register(batch_rows.expired)
         pruning.register(job_files.expired_jobs)
         register_regions()
-        status.register("scheduler/_accounts.html", checks.current_account_rule)
+        status.register("scheduler/_accounts.html", intake_checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
         status.register("scheduler/_engines.html", engine_endings.engine_statuses)
         status.register("scheduler/_calibration.html", calibration_lines)

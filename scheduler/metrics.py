@@ -12,7 +12,7 @@ from monitor.pages.metrics.families import Families
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import durations
 from scheduler.language_models.prompts import metrics as prompt_metrics
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy.mode import Mode
@@ -59,7 +59,7 @@ def _add_finished(into: Families) -> None:
 
 def _add_predictions(into: Families, now: datetime) -> None:
     """Of the first predictions of jobs; without starts there is no sample but their number."""
-    for row in predictions.calibration(now):
+    for row in durations.calibration(now):
         labels = {"runs": row.runs.value, "period": row.period}
         help_text = "Starts with a prediction, by earlier runs of the same owner and job name."
         into.gauge("gpucoord_predicted_starts", help_text, labels, row.starts)

@@ -9,24 +9,24 @@ from django.utils import timezone
 
 from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.dispatch.steps import preview
-from scheduler.jobs.lifecycle.rows import predictions
-from scheduler.jobs.lifecycle.steps import job_files
-from scheduler.jobs.lifecycle.steps.job_files import Clearer
-from scheduler.submission.batches.steps import folders
+from scheduler.jobs.lifecycle import steps
+from scheduler.jobs.lifecycle.rows import durations
+from scheduler.jobs.lifecycle.steps import Clearer
+from scheduler.submission.batches.steps import workers
 
 
 def predict_starts() -> int:
     """Store when the waiting jobs are predicted to start."""
     now = timezone.now()
-    return predictions.store(preview.estimates(now), now)
+    return durations.store(preview.estimates(now), now)
 
 
 def clear_files() -> int:
     """Delete files of jobs and batches of this host whose retention has expired."""
     config = settings.CONFIG
     data = Path(settings.DATA)
-    job_files.forget(data, config.node)
-    folders.clear(data, config.checkpoints)
+    steps.forget(data, config.node)
+    workers.clear(data, config.checkpoints)
     clearer = Clearer(config.node, data, config.checkpoints)
     return len(clearer.step(timezone.now()))
 

@@ -14,8 +14,8 @@ from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.language_models.model_services import pages as model_pages
 from scheduler.language_models.model_services.pages import new as new_model
 from scheduler.language_models.prompts import pages as prompt_pages
-from scheduler.limits.quotas.pages import shares as quota_views
-from scheduler.limits.throttle.pages import views as throttle_views
+from scheduler.limits.quotas import pages as quota_pages
+from scheduler.limits.throttle import pages as throttle_pages
 from scheduler.limits.time_windows.pages import views as time_window_views
 from scheduler.submission.batches import pages as batch_views
 from scheduler.submission.idle_work import pages as idle_work_pages
@@ -61,8 +61,8 @@ urlpatterns = [
     path("models/<path:name>/unload/", model_pages.unload, name="model-unload"),
     path("models/<path:name>/", model_pages.model, name="model"),
     path("prompts/<int:number>/answer/", prompt_pages.answer, name="prompt-answer"),
-    path("mode/", throttle_views.mode, name="mode"),
-    path("shares/", quota_views.shares, name="shares"),
+    path("mode/", throttle_pages.mode, name="mode"),
+    path("shares/", quota_pages.shares, name="shares"),
     path("search/", search.search, name="search"),
     path("timeline/", timeline_pages.timeline, name="timeline"),
     path("scripts/", script_views.scripts, name="scripts"),

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from monitor.owners.identity.probes import runtimes
 from scheduler.dispatch.steps import advice, preview, without_incident
-from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import durations
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
 
@@ -211,4 +211,4 @@ def _nothing_foreseen() -> None:
     preview.forget()
     advice.forget()
     without_incident.forget()
-    predictions.calibration.forget()
+    durations.calibration.forget()

@@ -13,7 +13,7 @@ from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, AttemptUse, Job
-from scheduler.queue.sizing.facts import fingerprint
+from scheduler.queue.sizing.policy import fingerprint
 from scheduler.runner import files
 from tests.builders import GIB, NOW, gpu_uuid
 

@@ -35,7 +35,7 @@ from monitor.usage.history.pages.content import window as history_window
 from monitor.usage.rows import sums
 from scheduler.facts.model_services import OWNER
 from scheduler.limits.quotas import actions as quotas
-from scheduler.limits.quotas.pages import shares
+from scheduler.limits.quotas import pages as quota_pages
 from scheduler.models import Quota
 
 # Links of more users do not fit a page on which an operator reads them.
@@ -332,7 +332,7 @@ def _page(
         "tokens": list(user.api_tokens.order_by("-created_at")) if may_manage else [],
         "may_manage": may_manage,
         "may_change_quotas": may_change_quotas(request),
-        "own": shares.own_of(user.get_username(), now),
+        "own": quota_pages.own_of(user.get_username(), now),
         "usage": _usage(user, now),
     }
     status = 422 if account or quota else 200

@@ -23,8 +23,8 @@ from monitor.facts import json_text
 from scheduler.facts import job_fields
 from scheduler.queue.planner.admission import QUEUE
 from scheduler.submission.intake.actions import KEY_HEADER
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from scheduler.submission.intake.steps.checks import MOST_REFUSALS, further
+from scheduler.submission.intake.policy import UnableToSubmit
+from scheduler.submission.intake.steps import MOST_REFUSALS, further
 
 logger = logging.getLogger(__name__)
 

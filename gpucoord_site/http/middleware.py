@@ -17,7 +17,7 @@ from django.utils.decorators import sync_and_async_middleware
 from gpucoord_site.documentation.chapters import chapter_of
 from gpucoord_site.welcome import pages as welcome
 from monitor.incidents.pages.badges import alert_count
-from scheduler.limits.throttle.pages.badge import badge
+from scheduler.limits.throttle.pages import badge
 
 COOKIE = "timezone"
 PRIVATE = "private, no-store"

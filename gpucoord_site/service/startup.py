@@ -58,7 +58,7 @@ from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Job
 from scheduler.runner.files import JOBS, attempt_folder
-from scheduler.submission.intake.steps import checks
+from scheduler.submission.intake import steps
 
 PATIENCE_S = 3.0
 
@@ -274,7 +274,7 @@ def _login_listener(config: Config, port: int) -> LoginListener | None:
 
 def _warn_about_accounts(config: Config) -> None:
     """Warn at the start that jobs are not separated, except on a simulated server."""
-    rule = checks.current_account_rule()
+    rule = steps.current_account_rule()
     if not rule.is_safe and config.probe != "simulated":
         sys.stderr.write(f"gpucoord: warning: {rule.text}. To change this: {rule.todo}.\n")
 

@@ -16,7 +16,7 @@ from gpucoord_site.models import WelcomeHidden
 from gpucoord_site.welcome import checklist, first_job
 from scheduler.jobs.pages import starting_points
 from scheduler.models import Job
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 
 
 @require_safe

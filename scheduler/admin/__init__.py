@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.admin import definitions, idle_work, jobs, model_services, quotas, records, windows
+from scheduler.admin import definitions, jobs, model_services, quotas, records
 
 __all__ = [
     "definitions",

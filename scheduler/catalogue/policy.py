@@ -14,13 +14,13 @@ from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
 from scheduler.jobs.lifecycle.policy.retries import RetryPolicy
 from scheduler.jobs.notifications.policy import NotificationPolicy
 from scheduler.language_models.model_services.policy.eviction import EvictionPolicy
-from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.throttle.policy.mode import ModePolicy
 from scheduler.limits.throttle.policy.pressure import PressurePolicy
-from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
+from scheduler.limits.throttle.policy.throttle import AdaptivePolicy
 from scheduler.limits.throttle.policy.utilisation import UtilisationPolicy
-from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.limits.time_windows.policy import WindowPolicy
 from scheduler.queue.planner.capacity import HostPolicy
 from scheduler.queue.planner.idle_gpus import IdlePolicy
 from scheduler.queue.planner.order import OrderPolicy

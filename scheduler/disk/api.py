@@ -15,11 +15,10 @@ from ninja.errors import HttpError
 from monitor import tasks
 from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import actions
 from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
-from scheduler.disk.steps import folders
+from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun, WatchedDisk
 
 router = Router()
@@ -115,8 +114,8 @@ def clean(request: HttpRequest, body: CleanBody) -> Status[dict[str, Any]]:
         raise HttpError(404, f"There is no host {host}.")
     queue = tasks.queue if host == here else None
     try:
-        run = actions.clean(host, body.path, dry_run=body.dry_run, by=by, now=now, queue=queue)
-    except actions.UnknownFolder as error:
+        run = watch.clean(host, body.path, dry_run=body.dry_run, by=by, now=now, queue=queue)
+    except watch.UnknownFolder as error:
         raise InvalidInput([("path", str(error))]) from None
     except runs.Busy as error:
         raise HttpError(409, str(error)) from None

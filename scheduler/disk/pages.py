@@ -16,12 +16,11 @@ from django.views.decorators.http import require_POST, require_safe
 from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import actions
 from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.rules import CleaningPolicy
-from scheduler.disk.steps import folders
+from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun, WatchedDisk
 
 SHOWN = 10
@@ -91,10 +90,10 @@ def clean(request: HttpRequest) -> HttpResponse:
     queue = tasks.queue if host == here else None
     by, now = request.user.get_username(), timezone.now()
     try:
-        run = actions.clean(
+        run = watch.clean(
             host, request.POST.get("path", ""), dry_run=dry_run, by=by, now=now, queue=queue
         )
-    except actions.UnknownFolder as error:
+    except watch.UnknownFolder as error:
         messages.error(request, str(error))
         return redirect("disks")
     except runs.Busy as error:

@@ -40,7 +40,7 @@ from scheduler.language_models.model_services import rows as model_rows
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.time_windows import rows as window_rows
-from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.limits.time_windows.policy import WindowPolicy
 from scheduler.models import EngineStatus, EngineTask
 from scheduler.queue.planner import capacity
 from scheduler.queue.planner.capacity import (

@@ -19,7 +19,7 @@ from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
-from scheduler.dispatch.yields.steps import EvictionStep, WithdrawalStep
+from scheduler.dispatch.steps.yields import EvictionStep, WithdrawalStep
 from scheduler.execution.engines.facts import EngineName
 from scheduler.execution.engines.policy.requests import EngineRules
 from scheduler.execution.engines.slurm import engine_of as slurm_engine
@@ -30,7 +30,7 @@ from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.language_models.model_services.step import ModelStep
 from scheduler.models import EngineStatus, ExclusiveRun, ModelService
 from scheduler.submission.batches.step import BatchStep
-from scheduler.submission.intake.steps import checks
+from scheduler.submission.intake import steps
 
 
 def build(guard: Guard) -> Step:
@@ -49,7 +49,7 @@ def build(guard: Guard) -> Step:
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
         checkpoints=config.checkpoints,
-        closed=checks.closed_paths(),
+        closed=steps.closed_paths(),
         limits=limits,
         shares_checkpoints=config.shared_checkpoints or connection.vendor == "sqlite",
     )

@@ -47,3 +47,106 @@ class Script:
     memory_bytes: int | None = None
     usual_s: int | None = None
     time_limit_s: int | None = None
+
+
+# The scripts that a new installation has; operators change or disable them in the admin.
+
+
+def _file(title: str) -> dict[str, Any]:
+    return {"type": "string", "title": title, "pattern": "^/", "maxLength": 4096}
+
+
+def _schema(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required}
+
+
+GIB = 1024**3
+SHIPPED: tuple[dict[str, Any], ...] = (
+    {
+        "name": "embed_768",
+        "description": "Embeds each line of a text file with a local model.",
+        "argv": ["{python}", "{programs}/embed.py", "{input}", "{output}", "--model={model}"],
+        "worker": ["{python}", "{programs}/serve.py", "{programs}/embed.py:Worker", "{model}"],
+        "schema": _schema(
+            ["input", "output"],
+            input=_file("Text file, one text per line"),
+            output=_file("File for the vectors (JSON lines); in a batch, a folder"),
+            model={
+                "type": "string",
+                "title": "Model (name, folder or GGUF file)",
+                "default": "sentence-transformers/all-mpnet-base-v2",
+            },
+        ),
+        "gpu": "optional",
+        "task_type": "embed",
+        "item_argument": "input",
+        "gpu_memory_bytes": 4 * GIB,
+    },
+    {
+        "name": "embed_1536",
+        "description": "Embeds each line of a text file by an API. Needs no GPU. The key is read"
+        " from a file of the user.",
+        "argv": [
+            *("{python}", "{programs}/embed.py", "{input}", "{output}"),
+            *("--model={model}", "--url={url}", "--key-file={key_file}"),
+        ],
+        "schema": _schema(
+            ["input", "output", "url", "key_file"],
+            input=_file("Text file, one text per line"),
+            output=_file("File for the vectors (JSON lines)"),
+            url={"type": "string", "title": "Address of /v1/embeddings", "pattern": "^https?://"},
+            key_file=_file("File with the API key"),
+            model={"type": "string", "title": "Model", "default": "text-embedding-3-small"},
+        ),
+        "gpu": "no",
+        "task_type": "embed",
+        "item_argument": "input",
+    },
+    {
+        "name": "extract_keyframes",
+        "description": "Writes the key frames of a video as images (ffmpeg).",
+        "argv": [
+            *("{python}", "{programs}/keyframes.py", "{input}", "{output}"),
+            ["--width={width}"],
+        ],
+        "schema": _schema(
+            ["input", "output"],
+            input=_file("Video file"),
+            output=_file("Folder for the images"),
+            width={"type": "integer", "title": "Width (pixels)", "minimum": 16, "maximum": 8192},
+        ),
+        "gpu": "no",
+        "task_type": "process",
+        "item_argument": "input",
+    },
+    {
+        "name": "whisper_transcribe",
+        "description": "Transcribes a recording with the program whisper, which must be in PATH."
+        " In a batch, with the package faster-whisper or openai-whisper if one is installed.",
+        "argv": [
+            *("whisper", "{input}", "--output_dir={output}", "--model={model}"),
+            ["--language={language}"],
+        ],
+        "worker": [
+            *("{python}", "{programs}/serve.py", "{programs}/transcribe.py:Worker", "{model}"),
+            "{language}",
+        ],
+        "schema": _schema(
+            ["input", "output"],
+            input=_file("Recording"),
+            output=_file("Folder for the text"),
+            model={
+                "type": "string",
+                "title": "Model",
+                "enum": ["tiny.en", "base.en", "small.en", "small", "medium", "large-v3"],
+                "default": "small.en",
+            },
+            language={"type": "string", "title": "Language", "pattern": "^[a-z]{2}$"},
+        ),
+        "gpu": "yes",
+        "task_type": "transcribe",
+        "item_argument": "input",
+        "gpu_memory_bytes": 6 * GIB,
+        "usual_s": 45,
+    },
+)

@@ -21,7 +21,7 @@ from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
-from scheduler.dispatch.yields import steps as yields
+from scheduler.dispatch.steps import yields as yields
 from scheduler.execution.hosts.pages import LOG_ANSWER, log_piece
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
@@ -31,9 +31,10 @@ from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Job
-from scheduler.queue.blockers.policy.addressing import addressed
+from scheduler.queue.blockers.policy.titles import addressed
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions
+from scheduler.submission.intake import steps
 from scheduler.submission.intake.api import (
     AdviceBody,
     ArrayBody,
@@ -51,8 +52,7 @@ from scheduler.submission.intake.api import (
     WhatIfBody,
     WhyBody,
 )
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from scheduler.submission.intake.steps import resubmission
+from scheduler.submission.intake.policy import UnableToSubmit
 
 router = Router()
 MOST_REASON = 200
@@ -416,7 +416,7 @@ def resubmit(
     check_own(request, job)
     if job.state != JobState.FINISHED.value:
         raise HttpError(409, f"Job {job_id} has not ended.")
-    raw = resubmission.request_of(job, deleted.model_dump())
+    raw = steps.request_of(job, deleted.model_dump())
     number, is_replayed = intake_actions.submit_once(
         raw, person, timezone.now(), idempotency_key, agent_of(request)
     )

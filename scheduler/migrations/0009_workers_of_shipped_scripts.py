@@ -1,6 +1,8 @@
+from __future__ import annotations
+
 from django.db import migrations
 
-from scheduler.facts.shipped_scripts import SHIPPED
+from scheduler.facts.scripts import SHIPPED
 
 
 def add_workers(apps, schema_editor):
@@ -16,9 +18,8 @@ def add_workers(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0008_workers_of_batches'),
+        ("scheduler", "0008_workers_of_batches"),
     ]
 
     operations = [

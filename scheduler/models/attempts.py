@@ -151,7 +151,7 @@ class GpuHold(models.Model):
 
 
 class AttemptUse(models.Model):
-    """GPU use of an ended attempt: scheduler.queue.sizing.facts.GpuUse.
+    """GPU use of an ended attempt: scheduler.queue.sizing.policy.GpuUse.
 
     fingerprint: of its job's owner and command. gpu_model: "" = its GPUs differ or are unknown.
     is_sample: it succeeded, so its peak tells how much memory such a job needs.

@@ -5,8 +5,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 from monitor.facts.formats import in_utc
-from scheduler.facts.model_names import ModelNames
-from scheduler.facts.model_services import ENDED, InstanceState, PredictionMode, Role
+from scheduler.facts.model_services import ENDED, InstanceState, ModelNames, PredictionMode, Role
 from scheduler.facts.prompts import OPEN, PromptStatus, PromptType
 
 GPU_KIND = 120

@@ -11,7 +11,7 @@ from monitor.facts.formats import part
 from scheduler.dispatch.steps import engine_endings
 from scheduler.facts.prompts import DayUse
 from scheduler.language_models.prompts import rows as prompts
-from scheduler.limits.quotas.pages.table import QuotaFigure
+from scheduler.limits.quotas.pages import QuotaFigure
 
 register = template.Library()
 register.filter(part)

@@ -23,7 +23,7 @@ from scheduler.submission.batches import actions as batches
 from scheduler.submission.batches.step import BatchStep
 from scheduler.submission.idle_work import actions as idle_work
 from scheduler.submission.intake import actions as intake
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 from tests import jobs_made
 from tests.builders import NOW
 from tests.cli_bridge import connect_as

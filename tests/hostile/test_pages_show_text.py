@@ -19,7 +19,7 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent, Event
 from monitor.pages.live.rendering import DASHBOARD, PROCESSES, Renderer
 from scheduler.execution.progress import policy as progress
-from scheduler.jobs.lifecycle.probes.logs import Decoder
+from scheduler.jobs.lifecycle.probes import Decoder
 from scheduler.models import Job, JobPreset
 from scheduler.submission.batches import actions as batches
 from tests import jobs_made

@@ -11,7 +11,7 @@ from django.test import Client
 from monitor.facts.readings import GpuReading, ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Constraint
-from scheduler.limits.throttle.pages import region as throttle_region
+from scheduler.limits.throttle import pages as throttle_region
 from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.models import Quota
 from tests import jobs_made

@@ -12,7 +12,7 @@ django.setup()
 
 from django.utils import timezone  # noqa: E402
 
-from scheduler.dispatch.yields import steps as yield_requests  # noqa: E402
+from scheduler.dispatch.steps import yields as yield_requests  # noqa: E402
 from scheduler.facts.plans import Yield  # noqa: E402
 
 yield_request = Yield(job_id=int(sys.argv[1]), code="OwnerPresent", text="The owner is there.")

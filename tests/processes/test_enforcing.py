@@ -13,7 +13,7 @@ import pytest
 
 from scheduler.runner import process_tree
 from scheduler.runner.enforce import actions as process_actions
-from scheduler.runner.enforce import pacer as enforce_pacer
+from scheduler.runner.enforce import caps as enforce_pacer
 from scheduler.runner.enforce import priorities
 from scheduler.runner.enforce.actions import GONE, OURS, ProcessControl, Target
 from tests.processes.service import wait_until

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event, PolicyValues
-from scheduler.dispatch.yields import steps as yield_requests
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.jobs.lifecycle.rows import queue as job_queue

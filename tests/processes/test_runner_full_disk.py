@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scheduler.runner import files
-from scheduler.runner.result import ReservedResult
+from scheduler.runner.run import ReservedResult
 from scheduler.runner.spec import Result
 from tests.pace import LONGEST_S
 from tests.processes.attempts import NONCE, RunningAttempt
@@ -120,7 +120,7 @@ def test_a_result_is_written_as_soon_as_that_is_possible(
             raise fault
 
     monkeypatch.setattr("os.fsync", fail_twice)
-    monkeypatch.setattr("scheduler.runner.result.RETRY_S", 0)
+    monkeypatch.setattr("scheduler.runner.run.RETRY_S", 0)
     assert report.publish(Result(nonce=NONCE, ended_at=1.0, exit_code=3))
     assert (files.read_json(tmp_path / files.RESULT) or {})["exit_code"] == 3
 

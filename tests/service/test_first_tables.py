@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from scheduler.facts.shipped_scripts import SHIPPED
+from scheduler.facts.scripts import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE = """

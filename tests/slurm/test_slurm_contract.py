@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler.dispatch.steps.engine_folders import attempt_of
+from scheduler.dispatch.steps.engine_answers import attempt_of
 from scheduler.dispatch.steps.engine_queue import digest_of, ticket_of
 from scheduler.execution.engines.facts import EngineName, Ticket
 from scheduler.execution.engines.policy.requests import EngineRules

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler.dispatch.yields import steps as yield_requests
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.models import Job

@@ -27,10 +27,10 @@ from gpucoord_site.config.errors import SECRETS, origin
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config, ConfigError, load_config
 from monitor.facts.readings import GpuSweep, Health
+from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.engines.facts import EngineAway
 from scheduler.execution.engines.slurm import SlurmEngine, engine_of
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.runner.confine import host_probe, limit_trials, locks, niceness
 
 

@@ -24,7 +24,7 @@ from monitor.gpus.policy.capability import cpu_places
 from monitor.gpus.sampling.probes.limits import LimitsProbe
 from monitor.runtime.probes import disk_space, service_state
 from scheduler.runner.confine import landlock
-from scheduler.submission.intake.policy.accounts import account_rule
+from scheduler.submission.intake.policy import account_rule
 
 GIB = 1024**3
 # Of /healthz.

@@ -12,13 +12,13 @@ from monitor.journal.rows import audit, events
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows as runs
-from scheduler.disk.actions import MODULE, TASK, Queue, clean
+from scheduler.disk import rows
 from scheduler.disk.facts import DiskLevel, DiskSpace, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, level, sentence
 from scheduler.disk.probes import space
 from scheduler.disk.rules import CleaningPolicy
 from scheduler.disk.steps import folders as folder_rows
+from scheduler.models import CleaningRun
 
 READ_EVERY = timedelta(seconds=10)
 # Between two automatic clean-ups of a host.
@@ -78,11 +78,11 @@ class DiskWatch:
         """Start a clean-up that is due, or continue one."""
         is_due = DiskLevel.CLEANING in stages or DiskLevel.BLOCKED in stages
         if is_due and thresholds.current(CleaningPolicy).automatic:
-            last = runs.last_ended(self._host)
+            last = rows.last_ended(self._host)
             if last is None or last.ended_at is None or now - last.ended_at > CLEAN_EVERY:
-                with suppress(runs.Busy):
+                with suppress(rows.Busy):
                     clean(self._host, "", dry_run=False, by=audit.GPUCOORD, now=now)
-        if runs.waits(self._host, now):
+        if rows.waits(self._host, now):
             self._queue(TASK, MODULE)
 
     def _judge(
@@ -119,3 +119,30 @@ class DiskWatch:
             host=self._host,
             figures={"used_percent": round(reading.used_pct or 0.0, 1)},
         )
+
+
+# Ask for a clean-up, or for its preview.
+
+TASK = "clean_disks"
+MODULE = "scheduler.tasks"
+Queue = Callable[[str, str], None]
+
+
+class UnknownFolder(ValueError):
+    """No such folder is watched; the text says which are."""
+
+
+def clean(
+    host: str, path: str, *, dry_run: bool, by: str, now: datetime, queue: Queue | None = None
+) -> CleaningRun:
+    """A run for the host, which its controller starts; `queue` starts it on this host at once.
+
+    Raises UnknownFolder or scheduler.disk.rows.Busy.
+    """
+    watched = [row.path for row in folder_rows.watched(host)]
+    if path and path not in watched:
+        raise UnknownFolder(f"{path} is not watched on {host}. Watched: {', '.join(watched)}.")
+    run = rows.request(host, path, dry_run=dry_run, by=by, now=now)
+    if queue is not None:
+        queue(TASK, MODULE)
+    return run

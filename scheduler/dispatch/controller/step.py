@@ -18,7 +18,7 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.thresholds import rows as thresholds
-from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import durations
 
 # Older snapshots are not used.
 STALE_AFTER = timedelta(seconds=15)
@@ -77,8 +77,8 @@ class Predictions:
         self._queue = queue
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> bool:
-        is_due = predictions.jobs_wait() and periodic_tasks.due(
-            "predict_starts", predictions.EVERY, now
+        is_due = durations.jobs_wait() and periodic_tasks.due(
+            "predict_starts", durations.EVERY, now
         )
         if is_due:
             self._queue("predict_starts", "scheduler.tasks")

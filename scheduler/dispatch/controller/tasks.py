@@ -21,7 +21,7 @@ from scheduler.dispatch.controller.step import (
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.dispatch.controller.steps.idle_gpus import IdleResources
 from scheduler.dispatch.controller.steps.incident_watch import IncidentWatch
-from scheduler.dispatch.yields.steps import HotGpus, LostGpus
+from scheduler.dispatch.steps.yields import HotGpus, LostGpus
 from scheduler.execution.hosts.step import HostWatch
 from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles

@@ -16,7 +16,7 @@ from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import PRIORITIES, JobState, NewJob, QueuedJob
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.limits.quotas import rows as quota_rows
-from scheduler.limits.time_windows.policy.calendar import moment
+from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Job
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.planner.forecast.advice import Advice, AdviceFacts, World, advise

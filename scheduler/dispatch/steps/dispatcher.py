@@ -19,8 +19,8 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.dispatch.steps.host_choice import HostChoice
-from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Plan, PlanPolicy

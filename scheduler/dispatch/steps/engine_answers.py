@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from django.db.models import QuerySet
 
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.models import Gpu
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
-from scheduler.dispatch.steps.engine_allocations import follow_task
 from scheduler.dispatch.steps.engine_endings import StatusWriter
-from scheduler.dispatch.steps.engine_folders import TaskFolders
-from scheduler.execution.engines.facts import EngineName, TaskList, TaskReport, TaskState
+from scheduler.execution.engines.facts import (
+    Allocation,
+    EngineName,
+    TaskList,
+    TaskReport,
+    TaskState,
+)
 from scheduler.execution.engines.policy.follow import SUBMIT_SETTLES
 from scheduler.execution.engines.policy.slurm_texts import state_of
+from scheduler.execution.steps.specs import SpecWriter
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, EngineTask
+from scheduler.runner import attempt_files
 
 LOOK_WHEN_IDLE = timedelta(seconds=15)
 MOST_NONCES = 5000
@@ -204,3 +214,90 @@ def _best(reports: list[TaskReport], ref: str) -> TaskReport:
 def open_tasks(host: str) -> QuerySet[EngineTask]:
     rows = EngineTask.objects.filter(host=host, closed_at=None)
     return rows.select_related("job__owner").order_by("pk")
+
+
+# The folder of a task's attempt, and facts of the task that only it has.
+
+
+def attempt_of(task: EngineTask) -> Attempt:
+    """The attempt as it is before the engine has started it."""
+    return Attempt(
+        job=task.job,
+        number=task.number,
+        host=task.host,
+        nonce=task.nonce,
+        engine=task.engine,
+        engine_ref=task.ref,
+        gpu_uuids=[],
+    )
+
+
+class TaskFolders:
+    """Reads the folders of tasks."""
+
+    def __init__(self, specs: SpecWriter) -> None:
+        self._specs = specs
+
+    def uid_of(self, task: EngineTask) -> int | None:
+        """Of the account that has the folder of the attempt; None: there is none."""
+        try:
+            return self._folder(task).stat().st_uid
+        except OSError:
+            return None
+
+    def ref_of(self, task: EngineTask) -> str:
+        """The engine's task in which the runner of the attempt is; "" = none has claimed it."""
+        claimed = attempt_files.read_claim(self._folder(task), task.nonce)
+        return claimed.engine_ref if claimed is not None and claimed.runner else ""
+
+    def _folder(self, task: EngineTask) -> Path:
+        return self._specs.folder(attempt_of(task))
+
+
+# Stores which GPUs an engine gave to an attempt.
+
+
+def record_allocation(
+    guard: Guard, nonce: str, ref: str, allocation: Allocation, node: str, now: datetime
+) -> None:
+    """`node` is the host that the engine named last; "": none.
+
+    An attempt that has ended, whose GPUs are known, or that is in another task than `ref`, stays as
+    it is.
+    """
+    open_attempts = Attempt.objects.filter(nonce=nonce, engine_ref=ref, ended_at=None)
+    row = open_attempts.select_related("job__owner").first()
+    if row is None or row.gpu_uuids:
+        return
+    row.node = row.node or node or next(iter(allocation.gpu_indices), "")
+    row.gpu_uuids = _uuids_of(row.node, allocation.gpu_indices.get(row.node, ()))
+    with guard():
+        EngineTask.objects.filter(nonce=nonce).update(gpus=allocation.gpus)
+        unnamed = Attempt.objects.filter(pk=row.pk, engine_ref=ref, ended_at=None, gpu_uuids=[])
+        if unnamed.update(node=row.node, gpu_uuids=row.gpu_uuids) and row.gpu_uuids:
+            transitions.open_claims(row, now)
+
+
+def follow_task(nonce: str, report: TaskReport, now: datetime) -> None:
+    """The open attempt runs in this task of the engine: with another one go its node and GPUs.
+
+    The GPUs of the right task are requested afterwards. Call it inside the guard.
+    """
+    rows = Attempt.objects.filter(nonce=nonce, ended_at=None).exclude(engine="")
+    attempt = rows.exclude(engine_ref=report.ref).first()
+    if attempt is None:
+        return
+    if attempt.gpu_uuids:
+        snapshots.close_claims(str(attempt.job_id), now)
+    EngineTask.objects.filter(nonce=nonce).update(gpus=None)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        engine_ref=report.ref, node=report.node, gpu_uuids=[]
+    )
+
+
+def _uuids_of(node: str, indices: tuple[int, ...]) -> list[str]:
+    """The GPUs with these indices on a monitored host; [] unless all of them are there."""
+    if not node or not indices:
+        return []
+    rows = dict(Gpu.objects.filter(host=node).values_list("index", "uuid"))
+    return [rows[index] for index in indices] if all(i in rows for i in indices) else []

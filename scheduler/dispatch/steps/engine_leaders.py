@@ -18,7 +18,7 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.engines import leaders
-from scheduler.execution.engines.policy.leaders import ReportedProcess, refusal_of
+from scheduler.execution.engines.policy.requests import ReportedProcess, refusal_of
 from scheduler.models import Attempt
 
 # (pid, start ticks, ref) -> the process; None: it is not there.

@@ -18,10 +18,14 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps import engine_endings as endings
-from scheduler.dispatch.steps.engine_allocations import record_allocation
-from scheduler.dispatch.steps.engine_answers import EngineAnswers, open_tasks
+from scheduler.dispatch.steps.engine_answers import (
+    EngineAnswers,
+    TaskFolders,
+    attempt_of,
+    open_tasks,
+    record_allocation,
+)
 from scheduler.dispatch.steps.engine_calls import EngineHolds, RecentCalls
-from scheduler.dispatch.steps.engine_folders import TaskFolders, attempt_of
 from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
 from scheduler.execution.engines.background import BackgroundCalls, CallResult
 from scheduler.execution.engines.facts import (

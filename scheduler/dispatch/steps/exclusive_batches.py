@@ -11,7 +11,7 @@ from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
-from scheduler.dispatch.yields import steps as yield_requests
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import Approval, ExclusiveFact, ExclusiveStep
 from scheduler.facts.blockers import BlockerCode
@@ -22,8 +22,8 @@ from scheduler.fair_share.rows import Rights
 from scheduler.language_models.model_services import rows as model_rows
 from scheduler.language_models.model_services.steps import effects
 from scheduler.limits.quotas import rows as quota_rows
-from scheduler.limits.time_windows.policy import rules as window_rules
-from scheduler.limits.time_windows.policy.rules import WindowRequest
+from scheduler.limits.time_windows import policy as window_rules
+from scheduler.limits.time_windows.policy import WindowRequest
 from scheduler.models import Attempt, ExclusiveRun, Job, ModelInstance, ModelService
 from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import BatchPolicy

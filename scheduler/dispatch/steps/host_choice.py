@@ -22,7 +22,7 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.inputs import HostGate, PlanInput
-from scheduler.dispatch.yields import steps as yield_requests
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.plans import Placement, Plan, Slot
 from scheduler.models import HostForecast

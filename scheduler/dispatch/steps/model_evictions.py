@@ -25,7 +25,7 @@ from scheduler.language_models.model_services.policy.eviction import (
     should_evict_for_scripts,
     victims,
 )
-from scheduler.language_models.model_services.rows import queues
+from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelInstance
 from scheduler.queue.planner.matching import reject_code
@@ -100,7 +100,7 @@ class ModelEvictions:
         self._isolation = ItemIsolation(host, "model evictions", guard)
         self._inputs = PlanInputs(host, policy, self._isolation)
         self._average: TimedCache[float | None] = TimedCache(
-            lambda _now: queues.average_script_s(), AVERAGE_FOR
+            lambda _now: demand.average_script_s(), AVERAGE_FOR
         )
 
     def step(self, now: datetime) -> list[str]:
@@ -111,7 +111,7 @@ class ModelEvictions:
         policy = thresholds.current(EvictionPolicy)
         candidates = [rows.candidate(row, now) for row in loaded]
         leaving = [candidate for candidate in candidates if may_leave(candidate, policy, now)]
-        if not policy.enabled or not leaving or not queues.waiting_scripts():
+        if not policy.enabled or not leaving or not demand.waiting_scripts():
             return []
         decision = self._decide(candidates, policy, now)
         if decision is None:
@@ -125,9 +125,9 @@ class ModelEvictions:
         self, candidates: Sequence[Candidate], policy: EvictionPolicy, now: datetime
     ) -> Decision | None:
         waiting = Queues(
-            scripts=queues.waiting_scripts(),
-            prompts=queues.waiting_prompts(now),
-            ready=queues.ready_gpus(candidates),
+            scripts=demand.waiting_scripts(),
+            prompts=demand.waiting_prompts(now),
+            ready=demand.ready_gpus(candidates),
             script_s=self._average(now),
         )
         # The model that boots fastest: if it need not leave, none need.
@@ -141,7 +141,7 @@ class ModelEvictions:
         if not (is_due or asleep):
             return None
         jobs = self._inputs.queue(now)
-        in_need = queues.in_need(MOST_CONSIDERED)
+        in_need = demand.in_need(MOST_CONSIDERED)
         chosen = sorted((job for job in jobs if job.id in in_need), key=lambda job: in_need[job.id])
         slots = self._inputs.given(chosen, now).slots if chosen else None
         gpus = [gpu for gpu in slots.gpus if gpu.gpu_uuid not in slots.reserved] if slots else []

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from monitor.runtime.probes.process_identity import start_ticks
-from scheduler.execution.engines.policy.leaders import ReportedProcess
+from scheduler.execution.engines.policy.requests import ReportedProcess
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # Where the plugins of Slurm for cgroup v2 and v1 make the cgroup of a job.

@@ -18,9 +18,9 @@ from ninja.errors import HttpError
 from monitor.facts.hosts import HostFact
 from monitor.gpus.hosts import policy, rows
 from scheduler.execution.hosts.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
-from scheduler.jobs.lifecycle.probes import logs as job_logs
-from scheduler.jobs.lifecycle.probes.logs import LogPiece
-from scheduler.limits.time_windows.policy.calendar import moment
+from scheduler.jobs.lifecycle import probes as job_logs
+from scheduler.jobs.lifecycle.probes import LogPiece
+from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Attempt
 from scheduler.runner import files
 

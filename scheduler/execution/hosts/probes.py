@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from scheduler.jobs.lifecycle.probes.logs import CHUNK, LogPiece
+from scheduler.jobs.lifecycle.probes import CHUNK, LogPiece
 
 LONGEST_S = 3.0
 LARGEST = 8 * 1024**2

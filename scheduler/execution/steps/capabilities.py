@@ -12,7 +12,7 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.execution.policy import NICE, is_busy
-from scheduler.execution.probes.capabilities import Capability
+from scheduler.execution.probes import Capability
 from scheduler.models import Attempt, HostCapability
 from scheduler.runner.confine import niceness
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from django.db import IntegrityError, transaction
 
+from scheduler.execution import probes as probe
 from scheduler.execution.policy import BoundsPolicy, port_blocks
-from scheduler.execution.probes import ports as probe
 from scheduler.models import Attempt
 
 ADDRESS = "127.0.0.1"

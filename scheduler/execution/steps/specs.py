@@ -16,8 +16,8 @@ from django.contrib.auth.models import User
 from monitor.models import Gpu
 from monitor.owners.accounts.rows import os_accounts
 from monitor.thresholds import rows as thresholds
+from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit
-from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps import ports
 from scheduler.facts import limits as soft_limits

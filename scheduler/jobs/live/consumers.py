@@ -33,7 +33,7 @@ from scheduler.dispatch.steps import preview
 from scheduler.execution.hosts.pages import elsewhere
 from scheduler.execution.hosts.probes import RemoteLog
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.probes.logs import Decoder
+from scheduler.jobs.lifecycle.probes import Decoder
 from scheduler.jobs.live.log_follow import JobView, LogTail, tails
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import serialise as job_views

@@ -21,7 +21,7 @@ from channels.db import database_sync_to_async
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 from scheduler.execution.hosts.probes import RemoteLog, Unreachable
-from scheduler.jobs.lifecycle.probes.logs import CHUNK, LogPiece, read, size_of
+from scheduler.jobs.lifecycle.probes import CHUNK, LogPiece, read, size_of
 
 logger = logging.getLogger(__name__)
 FAULT = {"kind": "LOG_FOLLOW_FAULT"}

@@ -32,8 +32,8 @@ from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.jobs.timeline import pages as timeline_pages
-from scheduler.limits.throttle.pages import badge as mode_badge
-from scheduler.limits.throttle.pages.region import REGION
+from scheduler.limits.throttle import pages as mode_badge
+from scheduler.limits.throttle.pages import REGION
 from scheduler.models import BatchItem, Job
 from scheduler.submission.batches import live as batch_pages
 

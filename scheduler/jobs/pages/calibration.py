@@ -8,7 +8,7 @@ from datetime import timedelta
 from django.utils import timezone
 
 from scheduler.jobs.lifecycle.policy.calibration import ENOUGH_RUNS, RunsKnown
-from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import durations
 
 TITLES = {
     RunsKnown.NONE: "none",
@@ -28,7 +28,7 @@ class CalibrationLine:
 
 def calibration_lines() -> list[CalibrationLine]:
     """By earlier runs and period; [] if no predicted job has started lately."""
-    rows = predictions.calibration(timezone.now())
+    rows = durations.calibration(timezone.now())
     if not any(row.starts for row in rows):
         return []
     return [

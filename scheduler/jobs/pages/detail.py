@@ -21,9 +21,9 @@ from scheduler.execution.hosts.probes import Unreachable
 from scheduler.execution.progress.step import ends_of
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
+from scheduler.jobs.lifecycle import probes as job_logs
 from scheduler.jobs.lifecycle.policy.retries import SAVED_EXIT_CODE
-from scheduler.jobs.lifecycle.probes import logs as job_logs
-from scheduler.jobs.lifecycle.probes.logs import LogPiece
+from scheduler.jobs.lifecycle.probes import LogPiece
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines

@@ -16,7 +16,7 @@ from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.pages.lines import plain_gib
 from scheduler.models import Job
 from scheduler.submission.intake.actions import admit, checked_for
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 
 UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
 # Texts of the form alone: it shows defaults of the policy, and takes variables as lines.

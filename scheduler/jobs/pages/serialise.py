@@ -25,12 +25,12 @@ from scheduler.facts.field_parsers import TAG_NAME
 from scheduler.facts.jobs import DependencyKind, JobState
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy import stored_blockers
-from scheduler.queue.blockers.policy.addressing import addressed
 from scheduler.queue.blockers.policy.stored_blockers import first, reasons, with_current_ends
+from scheduler.queue.blockers.policy.titles import addressed
 from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.queue.sizing import policy as sizing_policy
 from scheduler.queue.sizing import step as sizing
-from scheduler.queue.sizing.facts import GpuUse, MemorySuggestion
+from scheduler.queue.sizing.policy import GpuUse, MemorySuggestion
 
 Person = User | AnonymousUser
 # Only the owner and operators see these.

@@ -30,7 +30,7 @@ from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.blockers.policy.stored_blockers import Reason
 from scheduler.queue.planner.forecast.advice import Advice
 from scheduler.submission.intake import actions as intake_actions
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 
 # A second request for the same job is not sent within this time.
 AGAIN_AFTER = timedelta(hours=24)

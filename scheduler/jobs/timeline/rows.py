@@ -16,7 +16,7 @@ from monitor.usage.rows.rollups import HOUR_S, MINUTE_S, floor, plain, start_of
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
 from scheduler.limits.time_windows import rows as window_rows
-from scheduler.limits.time_windows.policy.calendar import spans
+from scheduler.limits.time_windows.policy import spans
 from scheduler.models import Attempt, Job
 
 # The newest are read each time, older ones that have ended every few minutes.

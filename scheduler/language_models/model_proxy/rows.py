@@ -17,15 +17,14 @@ from monitor.owners.accounts.rows import tokens
 from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
-from scheduler.facts.model_names import ModelNames
-from scheduler.facts.model_services import InstanceState
+from scheduler.facts.model_services import InstanceState, ModelNames
 from scheduler.facts.prompts import Instance, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.language_models.model_proxy.facts import Caller
 from scheduler.language_models.model_services import rows as service_rows
 from scheduler.language_models.model_services.rows import other_hosts
 from scheduler.language_models.prompts import rows as prompts
-from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import ModelInstance, ModelService
 

@@ -17,8 +17,7 @@ from monitor.journal.rows import audit
 from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import Requirement
-from scheduler.facts.model_names import ModelNames
-from scheduler.facts.model_services import InstanceState
+from scheduler.facts.model_services import InstanceState, ModelNames
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import services as policy

@@ -29,7 +29,7 @@ from scheduler.language_models.model_services.policy.lifecycle import (
     scale,
 )
 from scheduler.language_models.model_services.probes import HealthProbe, is_taken, uid_of
-from scheduler.language_models.model_services.rows import Attempts, demand, queues
+from scheduler.language_models.model_services.rows import Attempts, demand
 from scheduler.language_models.model_services.steps import effects
 from scheduler.models import Attempt, ModelInstance, ModelService
 
@@ -76,7 +76,7 @@ class ModelStep:
         attempts = rows.attempts(self._instances(views))
         health = self._probe.results(self._addresses(views, now))
         calls = self._probe.calls(self._calls(views, now))
-        scripts_wait = any(view.fact.evicted_at for _, view in views) and queues.waiting_scripts()
+        scripts_wait = any(view.fact.evicted_at for _, view in views) and demand.waiting_scripts()
         done = self._isolation.each(
             [view for _, view in views],
             lambda view: f"model {view.row.name}",

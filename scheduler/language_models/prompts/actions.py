@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.prompts import NewPrompt
 from scheduler.language_models.prompts import rows
-from scheduler.language_models.prompts.policy.limits import (
+from scheduler.language_models.prompts.policy import (
     MIB,
     WAITING_MIB,
     PromptPolicy,

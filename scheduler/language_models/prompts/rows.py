@@ -30,7 +30,7 @@ from scheduler.facts.prompts import (
     NewPrompt,
     PromptStatus,
 )
-from scheduler.language_models.prompts.policy.limits import USE_KEPT, PromptPolicy
+from scheduler.language_models.prompts.policy import USE_KEPT, PromptPolicy
 from scheduler.models import ModelUse, Prompt
 
 WAKE = "prompts"

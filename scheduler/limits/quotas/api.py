@@ -15,8 +15,7 @@ from ninja.errors import HttpError
 from monitor.api import InvalidInput, PlainText, RequestBody
 from scheduler.dispatch.steps import engine_endings
 from scheduler.limits.quotas import actions
-from scheduler.limits.quotas.pages import shares as share_page
-from scheduler.limits.quotas.pages import table as share_table
+from scheduler.limits.quotas import pages as quota_pages
 
 router = Router()
 MOST = 1_000_000_000
@@ -107,7 +106,7 @@ class QuotaChange(RequestBody):
 @router.get("shares/", response=Shares, summary="List shares", url_name="shares")
 def shares(request: HttpRequest) -> dict[str, Any]:
     """Current usage and fair-share target of each user. All processes count."""
-    table = share_table.table(timezone.now())
+    table = quota_pages.share_table(timezone.now())
     return {
         "gpus": table.gpus,
         "half_life_hours": table.half_life_hours,
@@ -148,7 +147,7 @@ def change_quota(request: HttpRequest, body: QuotaChange) -> dict[str, Any]:
 
 
 def _quota_of(name: str, now: datetime) -> dict[str, Any]:
-    own = share_page.own_of(name, now)
+    own = quota_pages.own_of(name, now)
     figures = {figure.name: figure for figure in own.figures}
     return {
         "name": name,
@@ -170,7 +169,7 @@ def _quota_of(name: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _rights(line: share_table.ShareLine) -> dict[str, float | None]:
+def _rights(line: quota_pages.ShareLine) -> dict[str, float | None]:
     """The three figures, by the names that they have in all answers."""
     return {
         "entitlement_pct": 100 * line.entitled,
@@ -179,7 +178,7 @@ def _rights(line: share_table.ShareLine) -> dict[str, float | None]:
     }
 
 
-def _line(line: share_table.ShareLine) -> dict[str, Any]:
+def _line(line: quota_pages.ShareLine) -> dict[str, Any]:
     account = line.account
     return {
         "name": line.name,

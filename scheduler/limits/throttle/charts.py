@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from monitor.incidents.policy.lifecycle import union_s
-from scheduler.limits.throttle.policy import tiers
-from scheduler.limits.throttle.policy.tiers import AdaptivePolicy, LoadTier
+from scheduler.limits.throttle.policy import throttle
+from scheduler.limits.throttle.policy.throttle import AdaptivePolicy, LoadTier
 
 HOUR_S = 3600
 # Both charts: the plot inside its SVG.
@@ -65,7 +65,7 @@ def tier_steps(policy: AdaptivePolicy) -> list[TierStep]:
     )
     steps = []
     for tier, begin, end, words in ranges:
-        factor = tiers.multiplier(tier, policy)
+        factor = throttle.multiplier(tier, policy)
         tall = round(HIGH * factor, 1)
         x, width = WIDE * begin / 100, WIDE * (end - begin) / 100
         steps.append(

@@ -28,8 +28,7 @@ from scheduler.limits.throttle.policy.mode import (
     judged,
 )
 from scheduler.limits.throttle.policy.pressure import Deferral, LoadSignal
-from scheduler.limits.throttle.policy.throttle import GpuMemory, Smoothed, ThrottleMemory
-from scheduler.limits.throttle.policy.tiers import LoadTier
+from scheduler.limits.throttle.policy.throttle import GpuMemory, LoadTier, Smoothed, ThrottleMemory
 from scheduler.limits.throttle.policy.utilisation import Level
 from scheduler.models import ModeState, ThrottleState
 

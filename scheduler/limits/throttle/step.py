@@ -29,12 +29,12 @@ from scheduler.limits.throttle.policy import pressure as throttle_deferral
 from scheduler.limits.throttle.policy.mode import ModePolicy
 from scheduler.limits.throttle.policy.pressure import CALM_S, Deferral, PressurePolicy
 from scheduler.limits.throttle.policy.throttle import (
+    AdaptivePolicy,
     PlanContext,
     ThrottleMemory,
     ThrottlePolicies,
     look,
 )
-from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
 from scheduler.limits.throttle.policy.utilisation import SETTLE_S, UtilisationPolicy
 from scheduler.models import Job
 

@@ -19,7 +19,7 @@ from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, senten
 from monitor.facts.input_rules import possible_time
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages.forms import LONGEST_REASON, WindowForm
-from scheduler.limits.time_windows.policy.calendar import coming, current, describe
+from scheduler.limits.time_windows.policy import coming, current, describe
 from scheduler.models import TimeWindow
 
 router = Router()

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from scheduler.facts.people import Window
-from scheduler.limits.time_windows.policy.calendar import spans
-from scheduler.limits.time_windows.policy.rules import about
+from scheduler.limits.time_windows.policy import about, spans
 
 DAYS_SHOWN = 7
 # A cell in units of its viewBox: ten for each hour.

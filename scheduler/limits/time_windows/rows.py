@@ -18,7 +18,7 @@ from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import Window
-from scheduler.limits.time_windows.policy.calendar import clashes, describe, named
+from scheduler.limits.time_windows.policy import clashes, describe, named
 from scheduler.models import TimeWindow
 
 APPROVED, ASKED = TimeWindow.State.APPROVED, TimeWindow.State.ASKED

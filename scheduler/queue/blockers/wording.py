@@ -11,9 +11,9 @@ from datetime import datetime
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.units import size
-from scheduler.limits.time_windows.policy.calendar import moment
+from scheduler.limits.time_windows.policy import moment
 from scheduler.queue.blockers.policy import host_texts
-from scheduler.queue.blockers.policy.addressing import owners
+from scheduler.queue.blockers.policy.titles import owners
 
 
 def text(blocker: Blocker) -> str:

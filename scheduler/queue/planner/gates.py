@@ -18,8 +18,8 @@ from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Throttle, Yield
 from scheduler.limits.quotas.policy import quotas
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
-from scheduler.limits.time_windows.policy import rules as window_rules
-from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.limits.time_windows import policy as window_rules
+from scheduler.limits.time_windows.policy import WindowPolicy
 from scheduler.queue.planner.capacity import HostPolicy, HostRoom
 from scheduler.queue.planner.matching import can_never_match
 from scheduler.queue.planner.order import OrderPolicy

@@ -16,8 +16,17 @@ from monitor.runtime.rows.prepared import compiled_for_times
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import NewJob, Outcome, Requirement
 from scheduler.models import Attempt, AttemptUse
-from scheduler.queue.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
-from scheduler.queue.sizing.policy import RUNS, SizingPolicy, suggest, summarise, together
+from scheduler.queue.sizing.policy import (
+    RUNS,
+    GpuMinute,
+    GpuUse,
+    MemorySuggestion,
+    SizingPolicy,
+    fingerprint,
+    suggest,
+    summarise,
+    together,
+)
 
 SuitableGpus = Callable[[Requirement], Sequence[GpuReading]]
 MOST_AT_ONCE = 100

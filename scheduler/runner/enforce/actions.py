@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import caps, pacer, priorities
+from scheduler.runner.enforce import caps, priorities
 from scheduler.runner.spawning import ROOT, interpreter
 
 PERMIT_S = 20.0
@@ -105,7 +105,7 @@ class ProcessControl:
         if not _may_signal(target):
             return NOT_ALLOWED
         self._folder.mkdir(parents=True, exist_ok=True)
-        pacer.grant_permit(self._permit(target), PERMIT_S)
+        caps.grant_permit(self._permit(target), PERMIT_S)
         with self._lock(target).open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,7 +26,7 @@ from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import jobs_of
 from scheduler.submission.batches.steps import workers
 from scheduler.submission.intake import actions as intake
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import policy as script_policy
 from scheduler.submission.scripts import rows as script_rows
 from scheduler.submission.scripts.policy.validation import TooManySteps

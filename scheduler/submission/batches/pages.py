@@ -22,7 +22,7 @@ from scheduler.jobs.pages.lines import gpu_links
 from scheduler.models import Batch, ExclusiveRun
 from scheduler.submission.batches import actions, live, policy, rows
 from scheduler.submission.batches.rows import exclusive
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows as script_rows
 from scheduler.submission.scripts.pages import argument_lines
 

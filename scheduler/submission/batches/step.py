@@ -24,8 +24,8 @@ from scheduler.submission.batches.rows import workers as worker_rows
 from scheduler.submission.batches.steps import workers
 from scheduler.submission.batches.steps.workers import Advance
 from scheduler.submission.intake import actions as intake
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from scheduler.submission.intake.steps.checks import checked_all
+from scheduler.submission.intake.policy import UnableToSubmit
+from scheduler.submission.intake.steps import checked_all
 from scheduler.submission.scripts import rows as script_rows
 
 EVERY = timedelta(seconds=0.1)

@@ -14,8 +14,8 @@ from monitor.journal.rows import audit
 from scheduler.facts.jobs import NewJob, Refusal
 from scheduler.models import IdleTemplate
 from scheduler.submission.intake import actions as intake
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from scheduler.submission.intake.steps.checks import checked
+from scheduler.submission.intake.policy import UnableToSubmit
+from scheduler.submission.intake.steps import checked
 
 # Fields of a job that a template sets itself, or that make no sense for it.
 NOT_FOR_TEMPLATES = frozenset(

@@ -17,7 +17,7 @@ from scheduler.facts.idle_work import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
 from scheduler.submission.idle_work import actions, rows
 from scheduler.submission.idle_work.policy import candidates
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 
 router = Router()
 NOT_OPERATOR = "Only operators add idle templates."

@@ -18,7 +18,7 @@ from scheduler.models import IdleTemplate, Job
 from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use
 from scheduler.submission.idle_work import actions, rows
 from scheduler.submission.idle_work.policy import IdleWorkPolicy, may_run, pick_weighted_config
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 
 # A job that waits for longer came too late: its GPU is in use.
 WAITS_AT_MOST = timedelta(seconds=60)

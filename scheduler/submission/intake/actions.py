@@ -29,12 +29,12 @@ from scheduler.limits.agents import policy as agent_policy
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import Job, JobInput, SubmissionKey
 from scheduler.queue.planner import admission
-from scheduler.queue.sizing import facts as sizing_facts
+from scheduler.queue.sizing import policy as sizing_facts
 from scheduler.queue.sizing import step as sizing
-from scheduler.queue.sizing.facts import MemorySuggestion
-from scheduler.submission.intake.policy import new_job
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from scheduler.submission.intake.steps.checks import (
+from scheduler.queue.sizing.policy import MemorySuggestion
+from scheduler.submission.intake import policy
+from scheduler.submission.intake.policy import UnableToSubmit
+from scheduler.submission.intake.steps import (
     account_refusals,
     checked_all,
     gpu_named,
@@ -223,10 +223,10 @@ def _changed(job: Job, raw: Mapping[str, Any], person: User, now: datetime) -> N
     context = ParseContext(now, settings.TIME_ZONE, str)
     chosen = replace(context, find_gpu=gpu_named) if raw.get("on_gpu") else context
     old = _as_submitted(job)
-    new = new_job.read({**old, **raw}, chosen)
+    new = policy.read({**old, **raw}, chosen)
     if job.agent is not None:
         new = agent_policy.bounded(new, quota_rows.agent_limits(job.agent))
-    present = _refusals_of_change(new_job.read(old, context), job, person)
+    present = _refusals_of_change(policy.read(old, context), job, person)
     caused = [each for each in _refusals_of_change(new, job, person) if each not in present]
     if caused:
         raise UnableToSubmit([replace(each, index=None) for each in caused])

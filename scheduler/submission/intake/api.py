@@ -13,7 +13,7 @@ from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
 from scheduler.facts.job_fields import BY_NAME, JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
-from scheduler.submission.intake.steps.resubmission import GIVEN
+from scheduler.submission.intake.steps import GIVEN
 
 # The schema says it too: exactly one of them is given.
 NO_SCRIPT: dict[str, Any] = {

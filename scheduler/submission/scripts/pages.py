@@ -17,7 +17,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.scripts import Script
 from scheduler.submission.intake import actions as intake
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows
 
 PREFIX = "script_args."

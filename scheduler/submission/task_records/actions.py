@@ -16,7 +16,7 @@ from scheduler.language_models.prompts import actions as prompts
 from scheduler.models import Job, ModelService, Prompt, SubmissionKey
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.actions import KEPT, KEY_HEADER, request_digest
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows as scripts
 from scheduler.submission.task_records.policy import RECORD_FIELDS, NewTask, TaskClass, job_fields
 

@@ -8,7 +8,7 @@ import pytest
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.models import Event
-from scheduler.dispatch.yields import steps
+from scheduler.dispatch.steps import yields
 from scheduler.facts.blockers import BlockerCode
 from tests.builders import NOW
 
@@ -46,8 +46,8 @@ def test_a_count_stays_when_the_rows_go(settings: Any) -> None:
     [
         BlockerCode.OWNER_PRESENT,
         BlockerCode.BATCH_EXCLUSIVE,
-        steps.THROTTLED_CODE,
-        steps.LOST_CODE,
+        yields.THROTTLED_CODE,
+        yields.LOST_CODE,
         "Requeued",
         "WindowEnds",
     ],

@@ -11,7 +11,6 @@ from gpucoord_site.config import errors as config_policies
 from monitor.facts.thresholds import percent
 from monitor.journal.rows import audit
 from monitor.models import AuditEntry, PolicyValues
-from monitor.thresholds import policy
 from monitor.thresholds import policy as policies
 from monitor.thresholds import rows as monitor_rows
 from monitor.thresholds.policy import Layer, in_force, table_problems
@@ -165,7 +164,7 @@ def test_what_profiles_preset_is_valid(profile: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), config_policies.POLICIES.items())
 def test_every_policy_can_be_shown_and_its_defaults_are_allowed(name: str, kind: type) -> None:
     for threshold in policies.thresholds(kind).values():
-        assert threshold.choices or threshold.kind in policy.KINDS, threshold.name
+        assert threshold.choices or threshold.kind in policies.KINDS, threshold.name
         assert threshold.accepts(threshold.plain(threshold.default)), threshold.name
         assert "label" in kind.__dataclass_fields__[threshold.name].metadata, threshold.name  # type: ignore[attr-defined]
     assert policies.conflicts(kind()) == {}

@@ -19,11 +19,11 @@ from gpucoord_site.cli.operators import clean as command
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import actions, rows
+from scheduler.disk import rows
 from scheduler.disk.facts import CleanResult, DiskSpace, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, level
 from scheduler.disk.probes import files, space
-from scheduler.disk.steps import folders
+from scheduler.disk.steps import folders, watch
 from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.models import CleaningRun
 from scheduler.runner import copying
@@ -62,7 +62,7 @@ class Box:
         reading = self.read("")
         stage = level(reading, DiskPolicy(), folders.DiskLevel.NORMAL)
         folders.store("gpubox", watched, reading, stage, "", NOW)
-        actions.clean("gpubox", path, dry_run=dry_run, by="root", now=NOW)
+        watch.clean("gpubox", path, dry_run=dry_run, by="root", now=NOW)
         cleaner = Cleaner("gpubox", self.data, copy=self.copy, read=self.read)
         run = cleaner.step(NOW)
         assert run is not None
@@ -416,7 +416,7 @@ def test_a_listed_folder_behind_a_link_is_refused_with_the_reason(box: Box, tmp_
 def test_a_killed_clean_up_goes_on(box: Box) -> None:
     log = write(box.data / "jobs" / "1" / "1" / "output.log")
     box.clean(dry_run=True)
-    run = actions.clean("gpubox", "", dry_run=False, by="root", now=NOW)
+    run = watch.clean("gpubox", "", dry_run=False, by="root", now=NOW)
     assert rows.take("gpubox", NOW) is not None
     assert rows.take("gpubox", NOW) is None
 
@@ -430,7 +430,7 @@ def test_a_clean_up_goes_on_where_its_time_was_over(box: Box) -> None:
     for number in (1, 2):
         write(box.data / "jobs" / str(number) / "1" / "output.log")
     box.clean(dry_run=True)
-    actions.clean("gpubox", "", dry_run=False, by="root", now=NOW)
+    watch.clean("gpubox", "", dry_run=False, by="root", now=NOW)
 
     def clock() -> float:
         """An hour passes with the first deletion."""
@@ -522,7 +522,7 @@ def test_a_small_full_file_system_is_cleaned_below_the_goal(data: Path, tmp_path
         reading = space.read(str(mount))
         watched = WatchedFolder(str(mount), "added")
         folders.store("gpubox", watched, reading, folders.DiskLevel.BLOCKED, "", NOW)
-        actions.clean("gpubox", str(mount), dry_run=False, by="root", now=NOW)
+        watch.clean("gpubox", str(mount), dry_run=False, by="root", now=NOW)
         Cleaner("gpubox", data).step(NOW)
 
         left = sorted(int(path.stem) for path in (mount / "log").iterdir())

@@ -25,7 +25,7 @@ from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.plans import PlanPolicy
-from scheduler.limits.throttle.pages import region
+from scheduler.limits.throttle import pages
 from scheduler.models import CleaningRun, WatchedDisk
 from tests import jobs_made
 from tests.builders import NOW
@@ -138,10 +138,10 @@ def test_the_dashboard_says_when_the_guard_blocks_or_soon_will(
     disk.used_pct = used_pct
     watch.judge(None, NOW)
 
-    lines = list(region._disks("gpubox", NOW))
+    lines = list(pages._disks("gpubox", NOW))
 
     assert [line.effect for line in lines] == ([effect] if effect else [])
-    assert list(region._disks("gpubox", NOW + timedelta(minutes=3))) == []
+    assert list(pages._disks("gpubox", NOW + timedelta(minutes=3))) == []
 
 
 def test_only_jobs_that_work_on_the_full_file_system_wait(

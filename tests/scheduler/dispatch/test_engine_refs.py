@@ -14,8 +14,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.models import Claim, Gpu
-from scheduler.dispatch.steps.engine_allocations import record_allocation
-from scheduler.dispatch.steps.engine_answers import EngineAnswers
+from scheduler.dispatch.steps.engine_answers import EngineAnswers, record_allocation
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.execution.engines.facts import (
     Allocation,

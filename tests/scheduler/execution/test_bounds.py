@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import HostReading
 from monitor.models import Gpu, PolicyValues
+from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.policy import BoundsPolicy, is_busy, refusals
-from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps.specs import ConfinementLimits
 from scheduler.facts.jobs import NewJob

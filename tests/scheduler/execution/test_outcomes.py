@@ -10,7 +10,7 @@ from monitor.facts.readings import Health
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import counters
 from monitor.models import Claim, Event
-from scheduler.dispatch.yields import steps as yield_requests
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import outcomes
 from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield

@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import IntegrityError
 
+from scheduler.execution import probes as probe
 from scheduler.execution.policy import BoundsPolicy, port_blocks
-from scheduler.execution.probes import ports as probe
 from scheduler.execution.steps import ports
 from scheduler.models import Attempt
 from tests import jobs_made

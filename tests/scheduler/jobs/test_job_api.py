@@ -16,7 +16,7 @@ from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.pages import serialise
 from scheduler.models import Attempt, Job, Quota
-from scheduler.submission.intake.steps import checks
+from scheduler.submission.intake import steps
 from tests import jobs_made
 from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 
@@ -242,7 +242,7 @@ def test_an_owner_sees_limits_group_and_what_was_left_out(
 def test_the_answer_says_what_the_server_leaves_out(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_hard_limit", lambda _name: 2**20)
+    monkeypatch.setattr(steps, "_hard_limit", lambda _name: 2**20)
     body = {"command": "x", "gpus": 0, "limits": {"nofile": 2**21, "cpu": "unlimited", "core": 7}}
 
     status, answer = api.post("/jobs/", body)

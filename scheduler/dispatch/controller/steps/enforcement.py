@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from monitor.facts.readings import Snapshot
+from django.db.models import Q, QuerySet
+
+from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.enforcement import policy as enforcement_plan
 from monitor.incidents.enforcement.policy import (
@@ -20,15 +22,19 @@ from monitor.incidents.enforcement.policy import (
     UNDOABLE,
     WARNINGS,
     WOULD,
+    AccusedProcess,
+    EnforcementCase,
     EnforcementPolicy,
     Step,
+    StepRecord,
 )
+from monitor.incidents.facts import CPU_HOG
+from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
-from scheduler.dispatch.controller.steps import enforcement_cases as cases
-from scheduler.dispatch.controller.steps.enforcement_cases import OpenCase, Processes
 from scheduler.runner.enforce.actions import Target
 
 GIB = 1024**3
@@ -68,7 +74,7 @@ class Enforcement:
         policy = thresholds.current(EnforcementPolicy)
         readings = snapshot.processes if snapshot else ()
         processes: Processes = {(p.pid, p.start_ticks): p for p in readings}
-        lasting = self._cases(cases.with_actions(self._host), processes, now)
+        lasting = self._cases(with_actions(self._host), processes, now)
         steps = self._isolation.each(
             lasting, _name, lambda case: self._go_on(case, policy, now), now
         )
@@ -95,9 +101,7 @@ class Enforcement:
         cases_by_incident = self._isolation.each(
             rows,
             lambda incident: f"case of incident {incident.pk}",
-            lambda incident: cases.case_of(
-                incident, rows[incident], processes, self._actions.owner, now
-            ),
+            lambda incident: case_of(incident, rows[incident], processes, self._actions.owner, now),
             now,
         )
         return [case for _, case in cases_by_incident]
@@ -172,10 +176,10 @@ class Enforcement:
         now: datetime,
     ) -> list[OpenCase]:
         """One incident for each process: about which something is done already, else the oldest."""
-        open_cases = cases.open_cases(self._host, dry_run=policy.dry_run)
+        incidents = open_cases(self._host, dry_run=policy.dry_run)
         chosen: dict[Target, OpenCase] = {}
-        ordered = sorted(open_cases, key=lambda r: (r.pk not in lasting_ids, r.opened_at, r.pk))
-        for open_case in self._cases({row: open_cases[row] for row in ordered}, processes, now):
+        ordered = sorted(incidents, key=lambda r: (r.pk not in lasting_ids, r.opened_at, r.pk))
+        for open_case in self._cases({row: incidents[row] for row in ordered}, processes, now):
             if enforcement_plan.is_enforceable(open_case.case, policy):
                 chosen.setdefault(replace(open_case.target, key=""), open_case)
         return list(chosen.values())
@@ -185,7 +189,7 @@ class Enforcement:
         undone = [row.undone_at for row in open_case.rows if row.undone_at is not None]
         case = replace(open_case.case, resumed_at=max(undone, default=None))
         reached = {} if policy.dry_run else owner_warnings.reached_at([open_case.incident])
-        taken = [cases.step_record(row, reached) for row in active]
+        taken = [step_record(row, reached) for row in active]
         step = enforcement_plan.next_step(case, taken, policy, now)
         if step is None:
             return None
@@ -197,7 +201,7 @@ class Enforcement:
             again = any(row.step == step for row in active)
             self._warn(open_case, step, policy, now, again=again)
         elif (before := self._actions.look(open_case.target)) is not None:
-            before = {**before, "process": cases.process_of(open_case)}
+            before = {**before, "process": process_of(open_case)}
             _store_response(open_case, step, PLANNED, "", now, before=before)
         return step
 
@@ -268,3 +272,133 @@ def _store_response(
         undone_at=None,
         defaults={"state": state, "text": text, "at": now, "before": before or {}},
     )
+
+
+# The incidents about which something may be done, each with its process.
+
+Id = tuple[int | None, int | None]
+Processes = Mapping[Id, ProcessReading]
+# The account of a process that is on no GPU; None = it has ended.
+Owner = Callable[[Target], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCase:
+    """An incident, the process that its actions concern, and their rows.
+
+    is_past: the process has ended, and the incident names another one.
+    """
+
+    incident: Incident
+    case: EnforcementCase
+    target: Target
+    rows: tuple[Response, ...] = ()
+    is_past: bool = False
+
+    @property
+    def description(self) -> str:
+        row = self.incident
+        index = row.gpu.index if row.gpu else None
+        program = self.case.accused.program
+        return enforcement_plan.process(program, self.target.pid, row.user, index)
+
+    @property
+    def acts(self) -> list[Response]:
+        """Actions on the process itself, planned ones included."""
+        return actions_of(self.rows)
+
+
+def case_of(
+    row: Incident,
+    rows: Iterable[Response],
+    processes: Processes,
+    owner: Owner,
+    now: datetime,
+) -> OpenCase:
+    """The case of an incident. Actions stay with their process if the incident names another."""
+    rows = tuple(rows)
+    named: Id = (row.pid, row.start_ticks)
+    recorded = next((r.before["process"] for r in actions_of(rows) if "process" in r.before), None)
+    pid, ticks = (recorded["pid"], recorded["start_ticks"]) if recorded else named
+    target = Target(f"incident-{row.pk}", pid or 0, ticks or 0, bool(row.container))
+    process = processes.get((pid, ticks)) if ticks else None
+    is_there, uid = process is not None, process.uid if process else None
+    if row.rule == CPU_HOG and process is None:
+        uid = owner(target)
+        is_there = uid is not None
+    elif process is None and row.use:
+        # As it was last seen: a short absence from the GPU does not change the scope.
+        uid = row.use.uid
+    program = process.program if process else recorded["program"] if recorded else row.program
+    accused = AccusedProcess(
+        host=row.host,
+        user=row.user,
+        uid=uid,
+        program=program or "",
+        container=row.container,
+        job_ref=row.job_ref,
+        is_there=is_there,
+    )
+    paused = any(until and until > now for until in (row.snoozed_until, row.exempt_until))
+    case = EnforcementCase(
+        rule=row.rule,
+        is_hog=row.is_hog,
+        is_open=row.closed_at is None,
+        is_paused=paused,
+        accused=accused,
+    )
+    return OpenCase(row, case, target, rows, is_past=not is_there and (pid, ticks) != named)
+
+
+def process_of(open_case: OpenCase) -> dict[str, object]:
+    """Identifies the process of a row at the next tick."""
+    program = open_case.case.accused.program
+    return {
+        "pid": open_case.target.pid,
+        "start_ticks": open_case.target.start_ticks,
+        "program": program,
+    }
+
+
+@compiled_once
+def _any_begun() -> QuerySet[Response]:
+    return Response.objects.filter(is_dry_run=False, undone_at=None).order_by()[:1]
+
+
+def with_actions(host: str) -> dict[Incident, list[Response]]:
+    """Actions on processes: all of open incidents, and lasting ones of closed incidents."""
+    if not _any_begun():
+        return {}
+    rows = Response.objects.filter(is_dry_run=False, undone_at=None, incident__host=host)
+    lasts = Q(state=PLANNED) | Q(state=DONE, step__in=UNDOABLE)
+    relevant = rows.filter(lasts | Q(incident__closed_at=None)).exclude(step__in=WARNINGS)
+    by_incident: dict[Incident, list[Response]] = {}
+    for row in relevant.select_related("incident__gpu", "incident__use").order_by("id"):
+        by_incident.setdefault(row.incident, []).append(row)
+    return by_incident
+
+
+def open_cases(host: str, *, dry_run: bool) -> dict[Incident, list[Response]]:
+    """Each open incident of a process, with all that was done about it, taken back or not."""
+    incidents = (
+        open_incidents.open_rows(host).filter(pid__isnull=False).select_related("gpu", "use")
+    )
+    by_incident: dict[Incident, list[Response]] = {row: [] for row in incidents}
+    rows = Response.objects.filter(incident__in=by_incident, is_dry_run=dry_run).order_by("id")
+    by_id = {row.pk: row for row in by_incident}
+    for response in rows:
+        by_incident[by_id[response.incident_id]].append(response)
+    return by_incident
+
+
+def step_record(row: Response, reached: Mapping[tuple[int, int], datetime]) -> StepRecord:
+    step = Step(row.step)
+    at = row.at if row.is_dry_run else None
+    if step in WARNINGS and not row.is_dry_run:
+        at = reached.get((row.incident_id, WARNINGS.index(step) + 1))
+    refused = row.state == Response.State.REFUSED
+    return StepRecord(step=step, at=row.at, was_refused=refused, reached_at=at)
+
+
+def actions_of(rows: Iterable[Response]) -> list[Response]:
+    return [row for row in rows if row.undone_at is None and row.step not in WARNINGS]

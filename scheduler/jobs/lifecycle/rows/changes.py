@@ -17,9 +17,9 @@ from django.db.models import Q, QuerySet
 from monitor.journal.rows import audit, counters, events
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.jobs.lifecycle.rows import bulk, relations, transitions
-from scheduler.jobs.lifecycle.rows.bulk import locked, update
+from scheduler.jobs.lifecycle.rows import relations, transitions
 from scheduler.jobs.lifecycle.rows.queue import synced
+from scheduler.jobs.lifecycle.rows.relations import locked, update
 from scheduler.models import Job
 
 
@@ -57,7 +57,7 @@ def cancel(jobs: QuerySet[Job], by: str, now: datetime) -> int:
             env={},
             **mark,
         )
-        bulk.forget_environments(waiting.ids)
+        relations.forget_environments(waiting.ids)
         update(started.ids, state=JobState.STOPPING.value, **mark)
         if waiting.ids:
             counters.add(counters.FINISHED_JOBS, Outcome.CANCELLED.value, len(waiting.ids))

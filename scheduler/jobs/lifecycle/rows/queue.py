@@ -17,8 +17,8 @@ from monitor.runtime.rows.prepared import insert_row
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts import job_fields
 from scheduler.facts.jobs import JobState, NewJob, Outcome
-from scheduler.jobs.lifecycle.rows import bulk, relations
-from scheduler.jobs.lifecycle.rows.bulk import chunks
+from scheduler.jobs.lifecycle.rows import relations
+from scheduler.jobs.lifecycle.rows.relations import chunks
 from scheduler.models import Job, JobInput
 
 
@@ -170,7 +170,7 @@ def request_cancel(job_id: int, by: str, now: datetime) -> bool:
             env={},
             **mark,
         ):
-            bulk.forget_environments([job_id])
+            relations.forget_environments([job_id])
             counters.add(counters.FINISHED_JOBS, Outcome.CANCELLED.value)
             events.add("JOB_FINISHED", f"{by} cancelled job {job_id}", now=now, job_ref=str(job_id))
             relations.skip_dependents([job_id], Outcome.CANCELLED, now)

@@ -10,7 +10,7 @@ from django.db.models import Max, Q, QuerySet
 from monitor.journal.rows import events
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.jobs.lifecycle.policy.quick_failures import (
+from scheduler.jobs.lifecycle.policy.retries import (
     CrashGuard,
     EndedJob,
     last_lines,
@@ -18,7 +18,7 @@ from scheduler.jobs.lifecycle.policy.quick_failures import (
     quick_series,
     reason,
 )
-from scheduler.jobs.lifecycle.rows.bulk import chunks
+from scheduler.jobs.lifecycle.rows.relations import chunks
 from scheduler.models import Job, NotificationSettings
 
 # Older jobs count neither as failures nor as further jobs.

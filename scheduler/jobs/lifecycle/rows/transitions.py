@@ -37,7 +37,7 @@ from scheduler.facts.jobs import (
 )
 from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.policy.retries import RetryDecision
-from scheduler.jobs.lifecycle.rows import bulk, relations
+from scheduler.jobs.lifecycle.rows import relations
 from scheduler.models import Attempt, Job, PlanVersion, YieldRequest
 
 ROW_ID = 1
@@ -334,7 +334,7 @@ def _finish(attempt: Attempt, **fields: object) -> None:
     if not update_rows(Job, placed, state=JobState.FINISHED.value, env={}, **fields):
         raise RuntimeError(f"job {attempt.job_id} had an open attempt but had ended")
     if attempt.job.has_environment:
-        bulk.forget_environments([attempt.job_id])
+        relations.forget_environments([attempt.job_id])
 
 
 def _free_gpus(attempt: Attempt, ended_at: datetime, now: datetime) -> None:

@@ -31,9 +31,9 @@ from scheduler.language_models.model_proxy.facts import (
     ModelRequest,
     Refused,
 )
-from scheduler.language_models.model_proxy.policy import cors, openai
 from scheduler.language_models.model_proxy.policy import headers as header_list
-from scheduler.language_models.model_proxy.policy.body_rate import BodyRate
+from scheduler.language_models.model_proxy.policy import openai
+from scheduler.language_models.model_proxy.policy.headers import BodyRate
 from scheduler.language_models.model_proxy.policy.multipart import (
     Field,
     FormReader,
@@ -41,7 +41,7 @@ from scheduler.language_models.model_proxy.policy.multipart import (
     boundary_of,
 )
 from scheduler.language_models.model_proxy.senders import JSON, Upstream
-from scheduler.language_models.prompts.policy.limits import over_quota
+from scheduler.language_models.prompts.policy import over_quota
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -125,7 +125,7 @@ class ModelEndpoint:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outlet = Outlet(send, _path(scope), cors.headers(_origin(scope), self._origins))
+        outlet = Outlet(send, _path(scope), header_list.headers(_origin(scope), self._origins))
         try:
             await self._route(scope, receive, outlet)
         except Refused as refused:
@@ -142,7 +142,7 @@ class ModelEndpoint:
         if "transfer-encoding" in headers and "content-length" in headers:
             # A proxy before the endpoint may have seen another end of this request.
             raise Refused(400, "Send either Content-Length or Transfer-Encoding.", closes=True)
-        if method == "OPTIONS" and (allowed := cors.preflight(_pairs(scope), self._origins)):
+        if method == "OPTIONS" and (allowed := header_list.preflight(_pairs(scope), self._origins)):
             await outlet.begin(204, "", allowed)
             await outlet.end()
         elif scope["path"] == "/healthz":

@@ -15,7 +15,7 @@ from itertools import count
 
 from scheduler.facts.prompts import Instance, Request, Service, Wait
 from scheduler.language_models.model_proxy.rows import Counts, Situation
-from scheduler.language_models.prompts.policy.router import Router
+from scheduler.language_models.prompts.policy import Router
 from scheduler.language_models.prompts.rows import Use
 
 # A demand for an instance counts for a minute.

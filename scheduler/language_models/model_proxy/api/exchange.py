@@ -19,7 +19,7 @@ from scheduler.language_models.model_proxy.senders import (
     Silent,
     Upstream,
 )
-from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.language_models.prompts.wording import ASK_AGAIN_S, retry_after_s, sentence
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

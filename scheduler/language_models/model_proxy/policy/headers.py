@@ -6,7 +6,8 @@ those that say how long a body is, and those that belong to gpucoord's own host 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 
 from scheduler.language_models.model_proxy.facts import Headers
 
@@ -51,4 +52,69 @@ def _passed(headers: Iterable[tuple[bytes, bytes]], removed: frozenset[bytes]) -
         (name, value)
         for name, value in pairs
         if name not in removed and not name.startswith(PREFIXES)
+    )
+
+
+# How many bytes of bodies the endpoint parses for one user.
+#
+# Parsing JSON holds up all streams of the endpoint, up to 0.02 s for each MiB. A user has AT_ONCE
+# bytes, and then BYTES_PER_S.
+
+BYTES_PER_S, AT_ONCE = 8.0 * 1024**2, 64.0 * 1024**2
+
+
+class BodyRate:
+    """Times are seconds of one clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        # When the bodies of a user so far would all have been parsed at BYTES_PER_S.
+        self._due: dict[int, float] = {}
+
+    def delay(self, user: int, size: int, now: float) -> float:
+        """Count a body; the seconds until it may be parsed, which are 0 if it may."""
+        due = max(self._due.get(user, now), now) + size / BYTES_PER_S
+        delay = due - now - AT_ONCE / BYTES_PER_S
+        if delay > 1e-6:
+            return delay
+        self._due[user] = due
+        return 0.0
+
+
+# Which web pages of other origins may read answers (Fetch standard, CORS protocol).
+#
+# A request needs a token in a header, which no browser sends by itself. Therefore no cookies are
+# involved, and `*` may stand for all origins.
+
+ANY = "*"
+KEPT_FOR_S = 600
+_NAMES = re.compile(rb"[A-Za-z0-9\-_, ]{1,2000}")
+
+
+def headers(origin: bytes, allowed: Collection[str]) -> Headers:
+    """Headers of an answer to a page of this origin."""
+    if not allowed:
+        return ()
+    vary = (b"vary", b"Origin")
+    if not origin or not (ANY in allowed or origin.decode("latin-1") in allowed):
+        return (vary,)
+    return (
+        vary,
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", b"*"),
+    )
+
+
+def preflight(request_headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str]) -> Headers:
+    """Headers that say what a browser may send; () = nothing, or it is no such request."""
+    names = dict(request_headers)
+    if b"access-control-request-method" not in names:
+        return ()
+    if len(headers(names.get(b"origin", b""), allowed)) < 2:
+        return ()
+    wanted = names.get(b"access-control-request-headers", b"")
+    return (
+        (b"access-control-allow-methods", b"GET, HEAD, POST"),
+        # `*` would not include Authorization.
+        *([(b"access-control-allow-headers", wanted)] if _NAMES.fullmatch(wanted) else []),
+        (b"access-control-max-age", b"%d" % KEPT_FOR_S),
     )

@@ -5,23 +5,121 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from math import exp
 
 from monitor.facts.gpu_states import Condition
-from monitor.facts.readings import GpuReading, Health, Snapshot
+from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
+from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy.capability import hidden
+from monitor.gpus.policy.states import HELD_BYTES
 from monitor.incidents.constraints.policy import Constraint, ConstraintEffect, Gauge
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.limits.throttle.policy import pressure, utilisation
-from scheduler.limits.throttle.policy import pressure as throttle_deferral
-from scheduler.limits.throttle.policy import (
-    tiers as throttle_tiers,
-)
 from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral, LoadSignal, PressurePolicy
-from scheduler.limits.throttle.policy.tiers import AdaptivePolicy, LoadTier
 from scheduler.limits.throttle.policy.utilisation import Level, UtilisationInput, UtilisationPolicy
-from scheduler.limits.time_windows.policy.rules import SATURATED_PCT, TRUSTED_AFTER_S
+from scheduler.limits.time_windows.policy import SATURATED_PCT, TRUSTED_AFTER_S
+
+# How much of each GPU quotas may count with, beside others' load, hogs and the mode.
+
+# %: the load must fall this far below a threshold before the multiplier rises again.
+MARGIN_PCT = 5.0
+# Multipliers while the load of other users cannot be measured, and during overuse of the GPU.
+UNKNOWN_MULTIPLIER, HOG_MULTIPLIER = 0.5, 0.1
+# The multiplier is never less, except while a GPU is paused.
+LEAST_MULTIPLIER = 0.1
+# Seconds over which the load is averaged, and the % of them that must be known.
+SMOOTH_S, COVERAGE_PCT = 60.0, 50.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptivePolicy:
+    """Load tiers of a GPU, and the multiplier of each tier."""
+
+    # fmt: off
+    free_below_pct: float = percent(30.0, "Low load below",
+        "Other users' load that leaves the whole GPU available. Multipliers reduce each user's "
+        "share of a GPU while other users are on it, never on an empty GPU. Daily GPU-minutes are "
+        "not scaled.")
+    busy_above_pct: float = percent(70.0, "High load above",
+        "Other users' load that leaves little of the GPU available.")
+    middle_multiplier: float = threshold(0.5, "Multiplier at medium load", unit="×", ge=0, le=1)
+    busy_multiplier: float = threshold(0.1, "Multiplier at high load", unit="×", ge=0, le=1)
+    pause: bool = threshold(False, "Pause at high load",
+        "Quotas on a GPU with high load are reduced to zero.")
+    # fmt: on
+
+    def conflicts(self) -> dict[str, str]:
+        if self.free_below_pct < self.busy_above_pct:
+            return {}
+        return {"free_below_pct": "it must be below the value for high load"}
+
+
+class LoadTier(StrEnum):
+    """How much of a GPU others take."""
+
+    FREE = "free"
+    MIDDLE = "middle"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+
+
+def external_pct(gpu: GpuReading, processes: Sequence[ProcessReading]) -> float | None:
+    """GPU time of processes that are not jobs, in percent; None = unknown.
+
+    If some of these are unknown, it is the use of the GPU minus that of jobs. A GPU that lists only
+    jobs has no external load. A busy GPU that lists no processes is loaded by others.
+    """
+    foreign = [p.sm_pct for p in processes if p.job_ref is None]
+    own = [p.sm_pct for p in processes if p.job_ref is not None]
+    measured = [share for share in foreign if share is not None]
+    if foreign and len(measured) == len(foreign):
+        return min(100.0, sum(measured))
+    if not foreign and (own or _is_empty(gpu)):
+        return 0.0
+    measured_own = [share for share in own if share is not None]
+    if gpu.utilization_pct is None or len(measured_own) < len(own):
+        return None
+    return min(100.0, max(sum(measured), gpu.utilization_pct - sum(measured_own)))
+
+
+def _is_empty(gpu: GpuReading) -> bool:
+    """A process without memory on a GPU cannot load it."""
+    used = gpu.memory_used_bytes
+    return not gpu.utilization_pct and used is not None and used < HELD_BYTES
+
+
+def tier(load: float | None, before: LoadTier | None, policy: AdaptivePolicy) -> LoadTier:
+    """`load`: the smoothed one. A tier is left downwards only by a margin."""
+    if load is None:
+        return LoadTier.UNKNOWN
+    margin = MARGIN_PCT
+    busy_above = policy.busy_above_pct - (margin if before is LoadTier.BUSY else 0)
+    was_more = before in (LoadTier.BUSY, LoadTier.MIDDLE)
+    free_below = policy.free_below_pct - (margin if was_more else 0)
+    if load > busy_above:
+        return LoadTier.BUSY
+    return LoadTier.FREE if load < free_below else LoadTier.MIDDLE
+
+
+def multiplier(
+    load: LoadTier, policy: AdaptivePolicy, *, hog: bool = False, mode: float = 1.0
+) -> float:
+    """The usable part of a GPU, 0..1; at least the minimum, unless the GPU is paused."""
+    if load is LoadTier.BUSY and policy.pause:
+        return 0.0
+    of_load = {
+        LoadTier.FREE: 1.0,
+        LoadTier.MIDDLE: policy.middle_multiplier,
+        LoadTier.BUSY: policy.busy_multiplier,
+        LoadTier.UNKNOWN: UNKNOWN_MULTIPLIER,
+    }[load]
+    product = of_load * (HOG_MULTIPLIER if hog else 1.0) * mode
+    return min(1.0, max(LEAST_MULTIPLIER, product))
+
+
+# The state of the throttle.
 
 # A value counts for the time since the previous tick, at most this long.
 MOST_GAP_S = 15.0
@@ -145,7 +243,7 @@ def look(
         old, gpus=gpus, use=use, busy=busy, early=early, deferrals=deferrals, level=level
     )
     multipliers = {gpu.uuid: 0.0 for gpu in snapshot.gpus} | {
-        uuid: throttle_tiers.multiplier(
+        uuid: multiplier(
             gpu.tier or LoadTier.UNKNOWN,
             policies.adaptive,
             hog=uuid in around.hogs,
@@ -154,8 +252,8 @@ def look(
         for uuid, gpu in gpus.items()
     }
     throttle = Throttle(
-        closed=throttle_deferral.closed(deferrals),
-        closed_gpus=throttle_deferral.closed_gpus(deferrals, busy, usable, policies.pressure),
+        closed=pressure.closed(deferrals),
+        closed_gpus=pressure.closed_gpus(deferrals, busy, usable, policies.pressure),
         starts=utilisation.starts(level, inputs, policies.utilisation),
         multipliers=multipliers,
         reason=_scarcity(gpus, around),
@@ -177,15 +275,15 @@ def _remembered(
 ) -> GpuMemory:
     before = old.gpus.get(gpu.uuid, GpuMemory())
     policy = policies.adaptive
-    load = throttle_tiers.external_pct(gpu, snapshot.on(gpu.uuid))
-    others = before.others.fed(load, seconds, throttle_tiers.SMOOTH_S)
+    load = external_pct(gpu, snapshot.on(gpu.uuid))
+    others = before.others.fed(load, seconds, SMOOTH_S)
     use = before.use.fed(gpu.utilization_pct, seconds, pressure.SMOOTH_S)
     is_full = (use.mean() or 0.0) >= SATURATED_PCT
     since_t = now_t if before.full_since_t is None else before.full_since_t
     return GpuMemory(
         use=use,
         others=others,
-        tier=throttle_tiers.tier(others.mean(throttle_tiers.COVERAGE_PCT), before.tier, policy),
+        tier=tier(others.mean(COVERAGE_PCT), before.tier, policy),
         full_since_t=since_t if is_full else None,
     )
 

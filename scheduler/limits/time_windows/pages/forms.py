@@ -17,7 +17,7 @@ from monitor.facts.input_rules import character_problem
 from monitor.models import Gpu
 from scheduler.facts.model_services import OWNER
 from scheduler.limits.time_windows import rows as window_rows
-from scheduler.limits.time_windows.policy.calendar import DAYS, coming, current, skipped_time
+from scheduler.limits.time_windows.policy import DAYS, coming, current, skipped_time
 from scheduler.models import TimeWindow
 
 DAY_CHOICES = [(str(number), name) for number, name in enumerate(DAYS)]

@@ -24,7 +24,7 @@ from scheduler.facts.blockers import (
     to_row,
 )
 from scheduler.facts.blockers import BlockerCode as Code
-from scheduler.queue.blockers.policy.addressing import addressed, owners
+from scheduler.queue.blockers.policy.titles import addressed, owners
 from scheduler.queue.blockers.wording import headline, jobs, lower_first, text
 
 
@@ -203,7 +203,7 @@ def explained(stored: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def addressed_to(stored: Iterable[Mapping[str, Any]], viewer: str) -> list[dict[str, Any]]:
-    """The same blockers, with the sentences as `addressing.addressed` has them."""
+    """The same blockers, with the sentences as `titles.addressed` has them."""
     sentences = ("text", "headline", "next_step")
     return [
         {**row, **{name: addressed(row[name], viewer) for name in sentences if row.get(name)}}

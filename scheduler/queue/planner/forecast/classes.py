@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.people import Window
-from scheduler.limits.time_windows.policy.calendar import spans
+from scheduler.limits.time_windows.policy import spans
 from scheduler.queue.planner.order import Place, came
 from scheduler.queue.planner.plan import Pass, RequestGroup
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from monitor.models import Gpu
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.batches import ExclusiveStep, ItemState
-from scheduler.facts.jobs import NewJob
+from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
+from scheduler.facts.jobs import JobState, NewJob
 from scheduler.facts.scripts import Script
-from scheduler.models import Attempt, Batch, ExclusiveRun
+from scheduler.models import Attempt, Batch, ExclusiveRun, Job
+from scheduler.runner import accounts, clearing, worker_files
 from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import MOST_WAITING, BatchPolicy
@@ -26,8 +28,8 @@ from scheduler.submission.batches.policy import workers as policy
 from scheduler.submission.batches.rows import workers as worker_rows
 from scheduler.submission.batches.rows.workers import Crew
 from scheduler.submission.intake import actions as intake
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
-from scheduler.submission.intake.steps import checks
+from scheduler.submission.intake import steps
+from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows as script_rows
 
 
@@ -209,7 +211,7 @@ def worker_of(request: Mapping[str, Any], item: str, script: Script, now: dateti
     raw = {**request, "script_args": {**(request.get("script_args") or {})}}
     if script.item_argument:
         raw["script_args"][script.item_argument] = item
-    (new,) = checks.checked_all([raw], now, replace(script, argv=script.worker))
+    (new,) = steps.checked_all([raw], now, replace(script, argv=script.worker))
     return new
 
 
@@ -238,3 +240,30 @@ def work_of(new: NewJob, script: Script) -> dict[str, Any]:
         "retries": new.yield_options.retries,
         "gpus": new.requirement.gpus,
     }
+
+
+# The folders of ended batches, through which their workers got items, go.
+
+
+def clear(data: Path, checkpoints: Path | None) -> list[int]:
+    """Move aside the folders of batches that no worker uses; returns their numbers.
+
+    They are deleted with the files of ended jobs.
+    """
+    roots = accounts.job_file_roots(data, checkpoints)
+    existing = list(worker_files.batches_with_files(roots))
+    used = _used({batch for _, batch in existing})
+    unused = [(root, batch) for root, batch in existing if batch not in used]
+    return [
+        batch
+        for root, batch in unused
+        if clearing.move_aside(root, worker_files.folder_name(batch))
+    ]
+
+
+def _used(batches: set[int]) -> set[int]:
+    """Those that run, or have a worker that has not ended."""
+    running = Batch.objects.filter(pk__in=batches, state=BatchState.RUNNING.value)
+    at_work = Job.objects.exclude(state=JobState.FINISHED.value).filter(worker_batch__in=batches)
+    of_workers = at_work.values_list("worker_batch", flat=True)
+    return {*running.values_list("pk", flat=True), *filter(None, of_workers)}

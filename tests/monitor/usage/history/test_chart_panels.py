@@ -10,8 +10,7 @@ from monitor.models import Gpu
 from monitor.usage.history.pages import content
 from monitor.usage.history.pages.chart_panels import History, coverage, history
 from monitor.usage.policy.ranges import HistoryWindow, Source
-from scheduler.queue.sizing.facts import GpuMinute
-from scheduler.queue.sizing.policy import summarise
+from scheduler.queue.sizing.policy import GpuMinute, summarise
 from tests.builders import GIB, NOW
 
 T = int(NOW.timestamp())

@@ -16,7 +16,7 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.yields.steps import EvictionStep
+from scheduler.dispatch.steps.yields import EvictionStep
 from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.facts.plans import PlanPolicy
 from scheduler.models import Job, YieldRequest

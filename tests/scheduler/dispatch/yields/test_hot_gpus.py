@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import GpuReading
 from monitor.models import PolicyValues
-from scheduler.dispatch.yields.steps import HotGpus
+from scheduler.dispatch.steps.yields import HotGpus
 from scheduler.facts.jobs import YieldOptions
 from scheduler.models import YieldRequest
 from tests import jobs_made

@@ -4,7 +4,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import Health, Snapshot
-from scheduler.dispatch.yields.steps import LostGpus
+from scheduler.dispatch.steps.yields import LostGpus
 from scheduler.facts.jobs import YieldOptions
 from scheduler.models import YieldRequest
 from tests import jobs_made

@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import Event
-from scheduler.dispatch.yields import steps as yield_requests
+from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import YieldOptions
 from scheduler.facts.plans import Yield

@@ -16,7 +16,7 @@ from scheduler.jobs.lifecycle.policy.calibration import (
     RunsKnown,
     calibrations,
 )
-from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import durations
 from scheduler.models import Attempt, Job
 from tests import jobs_made
 from tests.builders import NOW
@@ -85,7 +85,7 @@ def test_first_starts_of_predicted_jobs_are_read_with_the_runs_before_them(
     again.started_at = NOW - timedelta(hours=1)
     again.save()
 
-    (found,) = predictions.predicted_starts(NOW)
+    (found,) = durations.predicted_starts(NOW)
     assert (found.started_at, found.p50) == (
         NOW - timedelta(hours=5),
         NOW - timedelta(hours=5) - 3 * MINUTE,
@@ -99,7 +99,7 @@ def test_metrics_and_the_status_page_show_it(alice: User, client: Client) -> Non
     now = timezone.now()
     client.force_login(alice)
     assert "Predicted starts" not in client.get("/status/").content.decode()
-    predictions.calibration.forget()
+    durations.calibration.forget()
     ran(alice, now - timedelta(hours=2), -0.5)
 
     into = Families()

@@ -10,9 +10,9 @@ from django.db.models import Q
 from django.test import Client
 
 from scheduler.execution.steps import specs
+from scheduler.jobs.lifecycle import steps
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import queue as job_queue
-from scheduler.jobs.lifecycle.steps import job_files
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions
@@ -40,7 +40,7 @@ def test_an_input_is_kept_until_all_its_jobs_have_ended(alice: User, data: Path)
     first = submit(alice, b"data", array="0-1")
     second = Job.objects.get(array_index=1)
     job_changes.cancel(Job.objects.filter(pk=first.pk), "alice", NOW)
-    assert job_files.forget(data, "gpubox") == 0
+    assert steps.forget(data, "gpubox") == 0
 
     jobs_made.place_again(second)
     file = files.attempt_folder(data, second.pk, 1) / files.STDIN
@@ -50,7 +50,7 @@ def test_an_input_is_kept_until_all_its_jobs_have_ended(alice: User, data: Path)
     jobs_made.end(second)
     assert Attempt.objects.get().host == "gpubox"
 
-    assert job_files.forget(data, "gpubox") == 1
+    assert steps.forget(data, "gpubox") == 1
     assert not file.exists()
     assert not JobInput.objects.exists()
 
@@ -94,7 +94,7 @@ def test_the_jobs_of_an_array_share_one_environment_until_the_last_has_ended(
     jobs_made.place_again(second)
     jobs_made.end(second)
     assert JobInput.objects.get().environment == {}
-    assert job_files.forget(data, "gpubox") == 1
+    assert steps.forget(data, "gpubox") == 1
     assert not JobInput.objects.exists()
 
 

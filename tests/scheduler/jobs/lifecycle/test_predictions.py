@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import durations
 from scheduler.jobs.pages import serialise
 from scheduler.models import Job
 from scheduler.queue.planner.forecast.forecast import Estimate
@@ -21,7 +21,7 @@ def soon(minutes: float) -> datetime:
 
 def predicted(job: Job, minutes: float, now: datetime = NOW) -> None:
     estimate = Estimate(position=1, p50=soon(minutes), p90=soon(2 * minutes))
-    predictions.store({job.pk: estimate}, now)
+    durations.store({job.pk: estimate}, now)
     job.refresh_from_db()
 
 
@@ -40,7 +40,7 @@ def test_a_prediction_that_moves_by_seconds_is_not_written_again(alice: User) ->
     predicted(job, 10)
 
     later = Estimate(position=1, p50=soon(10) + timedelta(seconds=5), p90=soon(20))
-    assert predictions.store({job.pk: later}, NOW) == 0
+    assert durations.store({job.pk: later}, NOW) == 0
 
 
 def test_the_page_says_how_far_the_first_prediction_was_off(alice: User) -> None:
@@ -91,13 +91,13 @@ def test_a_prediction_is_asked_for_only_while_jobs_wait(alice: User) -> None:
 
 
 def test_only_the_nearest_jobs_are_stored(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictions, "MOST_STORED", 1)
+    monkeypatch.setattr(durations, "MOST_STORED", 1)
     first, second = jobs_made.waiting(alice), jobs_made.waiting(alice)
     estimates = {
         job.pk: Estimate(position=place, p50=soon(place), p90=soon(place))
         for place, job in ((2, first), (1, second))
     }
 
-    assert predictions.store(estimates, NOW) == 1
+    assert durations.store(estimates, NOW) == 1
     second.refresh_from_db()
     assert second.predicted_start_at == soon(1)

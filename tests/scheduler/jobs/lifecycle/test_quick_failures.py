@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler.jobs.lifecycle.policy.quick_failures import (
+from scheduler.jobs.lifecycle.policy.retries import (
     CrashGuard,
     EndedJob,
     last_lines,

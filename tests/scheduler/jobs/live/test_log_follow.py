@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.execution.hosts.probes import RemoteLog
-from scheduler.jobs.lifecycle.probes.logs import LogPiece
+from scheduler.jobs.lifecycle.probes import LogPiece
 from scheduler.jobs.live.log_follow import JobView, LogTails
 from tests.pace import LONGEST_S
 

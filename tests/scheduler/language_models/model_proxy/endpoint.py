@@ -15,13 +15,13 @@ import pytest
 import uvicorn
 
 from gpucoord_site.http.endpoint_transport import LimitedProtocol
-from scheduler.facts.model_names import ModelNames
+from scheduler.facts.model_services import ModelNames
 from scheduler.facts.prompts import Instance, Service
 from scheduler.language_models.model_proxy.api import app
 from scheduler.language_models.model_proxy.api.board import Board
 from scheduler.language_models.model_proxy.facts import Caller, Limits
 from scheduler.language_models.model_proxy.rows import Situation
-from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.language_models.prompts.policy import PromptPolicy
 from tests.pace import LONGEST_S
 
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.facts.prompts import Instance, Request, Service
-from scheduler.language_models.prompts.policy.router import Router
+from scheduler.language_models.prompts.policy import Router
 
 
 def _simulate(

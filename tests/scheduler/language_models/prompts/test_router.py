@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.facts.prompts import Instance, Request, Service
-from scheduler.language_models.prompts.policy.router import RECENT_S, Router
+from scheduler.language_models.prompts.policy import RECENT_S, Router
 
 INSTANCE = Instance(id=1)
 SERVICE = Service(id=7, name="m", concurrency=2, max_instances=1, instances=(INSTANCE,))

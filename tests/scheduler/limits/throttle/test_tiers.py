@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.limits.throttle.policy.tiers import (
+from scheduler.limits.throttle.policy.throttle import (
     AdaptivePolicy,
     LoadTier,
     external_pct,

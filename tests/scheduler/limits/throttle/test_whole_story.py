@@ -20,8 +20,8 @@ from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.lifecycle.rows.queue import submit
 from scheduler.jobs.lifecycle.rows.transitions import record_end
 from scheduler.limits.quotas.step import Charging
+from scheduler.limits.throttle import pages as throttle_region
 from scheduler.limits.throttle import rows as throttle_rows
-from scheduler.limits.throttle.pages import region as throttle_region
 from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.models import Attempt, Job, Quota
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

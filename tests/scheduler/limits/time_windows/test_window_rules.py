@@ -11,17 +11,20 @@ from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Window
 from scheduler.facts.plans import RunningJob, Slot, Yield
-from scheduler.limits.time_windows.policy import rules as window_rules
-from scheduler.limits.time_windows.policy.calendar import (
+from scheduler.limits.time_windows import policy as window_rules
+from scheduler.limits.time_windows.policy import (
+    WindowPolicy,
+    asking,
     clashes,
+    closed_for,
     coming,
     current,
     days,
     describe,
     skipped_time,
     spans,
+    trusted,
 )
-from scheduler.limits.time_windows.policy.rules import WindowPolicy, asking, closed_for, trusted
 from scheduler.queue.blockers.wording import text
 from tests.builders import GIB, gpu_uuid, slot
 

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.queue.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
 from scheduler.queue.sizing.policy import (
     MIB,
     RUNS,
+    GpuMinute,
+    GpuUse,
     HostRun,
+    MemorySuggestion,
     SizingPolicy,
     efficiency,
+    fingerprint,
     host_needs,
     nearest_rank,
     right_size,

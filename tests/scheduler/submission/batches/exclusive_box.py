@@ -20,7 +20,7 @@ from monitor.models import Claim
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
 from scheduler.dispatch.steps.model_evictions import ModelEvictions
-from scheduler.dispatch.yields.steps import WithdrawalStep
+from scheduler.dispatch.steps.yields import WithdrawalStep
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.lifecycle.policy.retries import (

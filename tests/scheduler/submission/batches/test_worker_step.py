@@ -24,7 +24,7 @@ from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches.policy import workers as policy
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import BatchStep
-from scheduler.submission.batches.steps import folders
+from scheduler.submission.batches.steps import workers
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid, snapshot
 
@@ -424,7 +424,7 @@ def test_the_folder_of_an_ended_batch_goes(alice: User, box: Box, data: Path) ->
     for batch in (running, ended):
         (data / "jobs" / f"batch-{batch.pk}" / "given").mkdir(parents=True)
 
-    assert folders.clear(data, None) == [ended.pk]
+    assert workers.clear(data, None) == [ended.pk]
     assert (data / "jobs" / f"batch-{running.pk}").exists()
 
 

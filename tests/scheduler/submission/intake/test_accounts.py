@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from scheduler.models import Job
 from scheduler.submission.intake import actions as intake_actions
-from scheduler.submission.intake.policy.accounts import account_rule
+from scheduler.submission.intake.policy import account_rule
 from tests.processes.scheduling import NO_ACCOUNT
 from tests.scheduler.jobs.test_job_api import Api
 

@@ -14,7 +14,7 @@ from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event
 from monitor.owners.accounts.rows import tokens
 from scheduler.models import Job, JobDependency, JobInput, Quota, SubmissionKey
-from scheduler.submission.intake.steps import checks
+from scheduler.submission.intake import steps
 from tests import jobs_made
 from tests.builders import snapshot
 
@@ -128,7 +128,7 @@ def test_an_empty_batch_is_refused(batches: Batches) -> None:
 
 def test_only_the_first_mistakes_are_listed(batches: Batches) -> None:
     for wrong in ({"command": "x", "gpus": "x"}, {"command": "x", "time_limit": "2"}):
-        assert len(batches.errors(*[wrong] * 500)) == checks.MOST_REFUSALS
+        assert len(batches.errors(*[wrong] * 500)) == steps.MOST_REFUSALS
 
 
 def test_arrays_of_a_batch_count_with_all_their_jobs(batches: Batches) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from monitor.gpus.snapshot import rows as snapshots
 from scheduler.models import EngineStatus
-from scheduler.submission.intake.steps import checks
-from scheduler.submission.intake.steps.checks import UnableToSubmit
+from scheduler.submission.intake import steps
+from scheduler.submission.intake.steps import UnableToSubmit
 from tests.builders import GIB, NOW, host, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
@@ -26,7 +26,7 @@ def submit_host() -> None:
 
 def refused(**request: Any) -> dict[str, str]:
     try:
-        checks.checked({"command": "true", **request}, NOW)
+        steps.checked({"command": "true", **request}, NOW)
     except UnableToSubmit as error:
         return {refusal.field: refusal.text for refusal in error.refusals}
     return {}

@@ -12,8 +12,8 @@ from scheduler.facts.jobs import NewJob, Refusal, Requirement, YieldOptions
 from scheduler.models import Quota
 from scheduler.submission.intake import actions as intake_actions
 from scheduler.submission.intake.actions import submit
-from scheduler.submission.intake.policy.new_job import UnableToSubmit, default_name
-from scheduler.submission.intake.steps.checks import checked, gpu_named, read
+from scheduler.submission.intake.policy import UnableToSubmit, default_name
+from scheduler.submission.intake.steps import checked, gpu_named, read
 from tests.builders import GIB, NOW, gpu_uuid, snapshot
 
 NO_ACCOUNT = Refusal(field="owner", text="This server has no account alice.")

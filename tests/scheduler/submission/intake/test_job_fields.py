@@ -16,7 +16,7 @@ from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.jobs.pages.forms import NewJobForm, filled_from
 from scheduler.models import Job
 from scheduler.submission.intake.api import NewJobBody
-from scheduler.submission.intake.steps.checks import read
+from scheduler.submission.intake.steps import read
 from tests import jobs_made
 from tests.builders import NOW
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.facts.jobs import LARGEST_RESULT, read_result
-from scheduler.facts.scripts import GpuUse, Script, Word
-from scheduler.facts.shipped_scripts import SHIPPED
+from scheduler.facts.scripts import SHIPPED, GpuUse, Script, Word
 from scheduler.runner.programs import embed, keyframes
 from scheduler.submission.scripts.policy import (
     command,

@@ -14,7 +14,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler.facts.shipped_scripts import SHIPPED
+from scheduler.facts.scripts import SHIPPED
 from scheduler.models import Batch, Job, ScriptDefinition
 from scheduler.runner.programs import serve
 from tests.processes.scheduling import Scheduler, log_of

@@ -27,21 +27,22 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution import policy as execution_policy
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.steps.specs import account_of_jobs
+from scheduler.facts import job_fields
 from scheduler.facts import limits as soft_limits
 from scheduler.facts.field_parsers import ParseContext
+from scheduler.facts.field_types import JobField
 from scheduler.facts.job_fields import BY_NAME
 from scheduler.facts.jobs import NewJob, Refusal
 from scheduler.facts.scripts import Script
 from scheduler.facts.units import LONGEST_TEXT, quoted
 from scheduler.jobs.lifecycle.rows import relations
-from scheduler.models import EngineStatus
+from scheduler.models import EngineStatus, Job
 from scheduler.queue.planner import admission
 from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, programs
 from scheduler.runner.confine import landlock
-from scheduler.submission.intake.policy import new_job
-from scheduler.submission.intake.policy.accounts import AccountRule, account_rule
-from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake import policy as new_job
+from scheduler.submission.intake.policy import AccountRule, UnableToSubmit, account_rule
 from scheduler.submission.scripts import rows as script_rows
 
 # Of one batch, with the elements of its arrays; and the rows of their dependencies.
@@ -331,3 +332,68 @@ def protected_paths() -> tuple[Path, ...]:
 def _landlock_problem(closed: tuple[str, ...]) -> str:
     """Cached, because the result depends only on the kernel and the folders."""
     return "" if os.geteuid() == 0 else landlock.problem(closed)
+
+
+# Submit an ended job again, with the same request.
+
+# Fields whose values are deleted when a job ends, since they may be secrets.
+DELETED = ("env", "environment", "stdin_base64")
+# These come with a new request: left_out belongs to the environment.
+GIVEN = (*DELETED, "left_out")
+# These have their JSON in the row; other values are written as a user types them.
+STORED_AS_JSON = frozenset(("argv", "script_args", "tags", "limits"))
+# The command is chosen below; the earliest start has passed.
+LEFT_OUT = frozenset((*GIVEN, "command", "argv", "script", "script_args", "begin", "array_limit"))
+SHELL = ["/bin/sh", "-c"]
+
+
+def request_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The request of a new job like this one, as `POST /api/jobs/` takes it.
+
+    given: the fields of GIVEN. An environment counts only if the job had one. A job of an array
+    keeps its index. Raises UnableToSubmit if values that the job had are missing.
+    """
+    if refusals := _missing(job, given):
+        raise UnableToSubmit(refusals)
+    fields = {
+        field.name: _value(job, field)
+        for field in job_fields.stored_fields()
+        if field.name not in LEFT_OUT
+    }
+    if job.gpu_memory_is_learned:
+        # It is learned anew.
+        fields["gpu_memory"] = None
+    if job.array_index is not None:
+        fields["array"] = str(job.array_index)
+    values = {name: given.get(name) for name in GIVEN}
+    if not job.has_environment:
+        values["environment"] = None
+    return _command(job) | fields | values
+
+
+def _command(job: Job) -> dict[str, Any]:
+    if job.script:
+        return {"script": job.script, "script_args": job.script_args}
+    if job.argv == [*SHELL, job.command]:
+        return {"command": job.command}
+    return {"argv": job.argv}
+
+
+def _value(job: Job, field: JobField) -> Any:
+    stored = getattr(job, field.column)
+    return stored if field.name in STORED_AS_JSON else field.type.to_text(stored)
+
+
+def _missing(job: Job, given: Mapping[str, Any]) -> list[Refusal]:
+    refusals = []
+    values = given.get("env") or {}
+    if missing := [name for name in job.env_names if name not in values]:
+        text = f"The values of {', '.join(missing)} were deleted when the job ended; give them."
+        refusals.append(Refusal(field="env", text=text))
+    if job.has_environment and given.get("environment") is None:
+        text = "The environment of the job was deleted when it ended; give one, or {}."
+        refusals.append(Refusal(field="environment", text=text))
+    if job.has_input and given.get("stdin_base64") is None:
+        text = "The standard input of the job was deleted when it ended; give one."
+        refusals.append(Refusal(field="stdin_base64", text=text))
+    return refusals
