@@ -47,13 +47,12 @@ class SiteConfig(AppConfig):
         from gpucoord_site.accounts import login_changes, sessions
         from gpucoord_site.config import databases
         from gpucoord_site.http import security_log
-        from gpucoord_site.service import user_changes
         from monitor.runtime.rows import database
 
         security_log.listen()
         sessions.listen()
         login_changes.listen()
-        user_changes.listen()
+        login_changes.listen_to_users()
         database.listen()
         databases.listen()
         # This app is the last: all is loaded that the command line loaded without collections.

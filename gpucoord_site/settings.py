@@ -49,7 +49,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "gpucoord_site.http.client_address.client_address",
-    "gpucoord_site.http.compress.Compress",
+    "gpucoord_site.http.middleware.Compress",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "gpucoord_site.http.middleware.PrivatePages",

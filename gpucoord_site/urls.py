@@ -11,7 +11,7 @@ from django.urls import include, path
 from gpucoord_site.accounts import agents as account_agents
 from gpucoord_site.accounts import login_link, people_pages
 from gpucoord_site.accounts import views as account_views
-from gpucoord_site.accounts.invitations import OpenInvitation
+from gpucoord_site.accounts.login_link import OpenInvitation
 from gpucoord_site.apps import load_admin
 from gpucoord_site.documentation import views as documentation
 from gpucoord_site.http import api as http_api

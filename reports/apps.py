@@ -14,11 +14,11 @@ class ReportsConfig(AppConfig):
         from monitor.runtime.rows import periodic_tasks
         from monitor.thresholds import rows as thresholds
         from reports.catalogue.policy import POLICIES, PROFILES, TOPICS
-        from reports.figures.rows import sections, subjects
+        from reports.figures.rows import sections
         from reports.schedule import actions, step
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         periodic_tasks.register("reports.tasks:queue_due")
         outbox.register_attachments(step.ATTACHED, actions.attachment)
-        sections.register("models", subjects.models)
-        sections.register("batches", subjects.batches)
+        sections.register("models", sections.models)
+        sections.register("batches", sections.batches)

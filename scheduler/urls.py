@@ -12,7 +12,6 @@ from scheduler.jobs.pages import views as job_views
 from scheduler.jobs.pages import without_incident as without_incident_page
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.language_models.model_services import pages as model_pages
-from scheduler.language_models.model_services.pages import new as new_model
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.throttle import pages as throttle_pages
@@ -54,7 +53,7 @@ urlpatterns = [
     path("jobs/<int:pk>/request/", sooner.request_more, name="job-request"),
     path("models/", model_pages.models, name="models"),
     # Not below models/, where it could be the name of a model.
-    path("add-model/", new_model.add, name="model-add"),
+    path("add-model/", model_pages.add, name="model-add"),
     # Names of models may have "/", so these come before the page of a model itself.
     path("models/<path:name>/prompt/", prompt_pages.send, name="model-prompt"),
     path("models/<path:name>/boot/", model_pages.boot, name="model-boot"),

@@ -1,4 +1,4 @@
-"""Tells open sockets that a login of their user has ended, so that they check it at once."""
+"""Consequences of changes to users: open sockets check their login at once when it has ended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from django.utils import timezone
 
 from gpucoord_site.models import UserSession
 from monitor.models import ApiToken
+from monitor.owners.accounts.rows import os_accounts, tokens
 from monitor.pages.live.socket import LOGINS
 from monitor.runtime.rows.wakeups import wake
+from scheduler.jobs.lifecycle.rows import changes as job_changes
 
 # Fields of a user on which logins depend.
 DECISIVE = {"is_active", "password"}
@@ -45,3 +47,32 @@ def _user_changed(
 
 def _tell(user_id: int) -> None:
     wake(LOGINS, str(user_id).encode())
+
+
+# Consequences of creating or deactivating a user.
+
+
+def listen_to_users() -> None:
+    post_save.connect(_saved, sender=User, dispatch_uid="gpucoord.leavers")
+
+
+def _saved(
+    instance: User,
+    created: bool,
+    update_fields: Collection[str] | None,
+    raw: bool = False,
+    **_: Any,
+) -> None:
+    """Deactivated: hold the queued jobs until an operator releases them, and revoke the tokens.
+
+    Created: list the OS account with the user's name, unless the creator decides about that.
+    """
+    if created:
+        if not raw and not getattr(instance, "has_listed_account", False):
+            now, origin = timezone.now(), os_accounts.SAME_NAME
+            os_accounts.assign(instance, instance.get_username(), now, origin)
+        return
+    might_be_off = update_fields is None or "is_active" in update_fields
+    if might_be_off and not instance.is_active:
+        job_changes.hold_all_of(instance, timezone.now())
+        tokens.revoke_all(instance)

@@ -9,8 +9,9 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import PurePosixPath
 
 from gpucoord_site.config import secret_variables
 
@@ -116,7 +117,7 @@ COMMANDS: Commands = {
     ),
     "login": (
         "print a link that logs your browser in, once (on the server)",
-        "gpucoord_site.cli.accounts.login:main",
+        "gpucoord_site.cli.login:main",
     ),
     "token": ("make a token for REST: gpucoord token USER", None),
     "join-token": ("make a token that lets a further host join", None),
@@ -256,12 +257,11 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
 
 def _help(words: list[str]) -> int:
     """A chapter of the documentation, or the help of one of Django's commands."""
-    from gpucoord_site.cli import topics
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
-    if not topics.is_topic(words) and words[0] in _commands_of_apps():
+    if not is_topic(words) and words[0] in _commands_of_apps():
         return _django("help", words)
-    return topics.main(words)
+    return print_topic(words)
 
 
 def is_client_alone() -> bool:
@@ -314,3 +314,53 @@ def version(_rest: Sequence[str] = ()) -> int:
 
     print(f"gpucoord {__version__} (Python {platform.python_version()})")
     return 0
+
+
+# `gpucoord help TOPIC`: a chapter of the documentation, as the pages below /docs/ show it.
+
+TOPICS = "topics"
+
+
+def print_topic(argv: Sequence[str]) -> int:
+    """Print the chapter of the words, such as `first job`. Returns 2 if there is none."""
+    from gpucoord_site.documentation import library
+
+    topic = "-".join(argv)
+    if topic == TOPICS:
+        sys.stdout.write("\n".join(_list()) + "\n")
+        return 0
+    try:
+        text = library.source(library.find(topic))
+    except library.NoChapter:
+        names = [PurePosixPath(entry.name).name for entry in library.index()]
+        close = get_close_matches(topic, names, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        sys.stderr.write(
+            f"gpucoord: there is no command or topic {topic!r}.{hint}"
+            " `gpucoord help topics` lists all topics.\n"
+        )
+        return 2
+    sys.stdout.write(text)
+    return 0
+
+
+def is_topic(words: Sequence[str]) -> bool:
+    from gpucoord_site.documentation import library
+
+    topic = "-".join(words)
+    try:
+        library.find(topic)
+    except library.NoChapter:
+        return topic == TOPICS
+    return True
+
+
+def _list() -> Iterator[str]:
+    from gpucoord_site.documentation import library
+
+    group = ""
+    for entry in library.index():
+        if entry.group != group:
+            group = entry.group
+            yield f"\n{group}" if group != library.index()[0].group else group
+        yield f"  {entry.name:<32}  {entry.title}"

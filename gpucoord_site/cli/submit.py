@@ -17,7 +17,7 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, local_login, process_state
+from gpucoord_site.cli import connection, environment, local_login
 from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured, storable
 from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
 from gpucoord_site.cli.sources import script_files
@@ -108,8 +108,7 @@ def words_of(options: Namespace) -> list[str]:
 
 
 def _send(client: Client, options: Namespace, body: dict[str, Any]) -> int:
-    from gpucoord_site.cli.follow import Follower
-    from gpucoord_site.cli.follow_array import ArrayFollower
+    from gpucoord_site.cli.follow import ArrayFollower, Follower
 
     if options.dry_run:
         answer = client.what_if(body)
@@ -181,7 +180,7 @@ def _shell_of(line: str) -> str | None:
     """The shell that a line needs: for `source`, or a function that bash exported; None: any."""
     first = line.split(maxsplit=1)[0] if line.strip() else ""
     if f"{SHELL_FUNCTION}{first}%%" in os.environ:
-        return process_state.program_path("bash")
+        return environment.program_path("bash")
     own = os.environ.get("SHELL", "")
     is_used = first == "source" and os.path.basename(own) in SOURCING  # noqa: PTH119
     return own if is_used and os.access(own, os.X_OK) else None
@@ -205,7 +204,7 @@ def _check_here(options: Namespace, words: Sequence[str]) -> None:
     path = dict(options.env).get("PATH", os.environ.get("PATH"))
     if "/" in word and not os.path.exists(os.path.join(folder, word)):  # noqa: PTH110, PTH118
         raise NotHere(f"{word} does not exist in {folder}. Look for it: ls -l {shlex.quote(word)}")
-    if "/" not in word and not process_state.program_path(word, path):
+    if "/" not in word and not environment.program_path(word, path):
         raise NotHere(
             f"{shlex.quote(word)} is in no folder of PATH. Activate its environment, or write its"
             f" whole path; command -v {shlex.quote(word)} finds it."
@@ -232,14 +231,14 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
         return {}
     umask = os.umask(0o077)
     os.umask(umask)
-    surroundings: dict[str, Any] = {"umask": f"{umask:03o}", "limits": process_state.soft_limits()}
+    surroundings: dict[str, Any] = {"umask": f"{umask:03o}", "limits": environment.soft_limits()}
     if not options.cwd:
         surroundings["cwd"] = _folder(".")
     surroundings["left_out"] = getattr(options, "left_out", {})
     if not options.clean_env:
         here = environment_here(options)
         surroundings |= here | {"left_out": surroundings["left_out"] | here["left_out"]}
-    group, why_not = process_state.chosen_group()
+    group, why_not = environment.chosen_group()
     if group and not why_not:
         surroundings["group"] = group
     elif group:

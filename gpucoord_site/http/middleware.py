@@ -11,10 +11,11 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.middleware.gzip import GZipMiddleware
 from django.utils import timezone
 from django.utils.decorators import sync_and_async_middleware
 
-from gpucoord_site.documentation.chapters import chapter_of
+from gpucoord_site.documentation.library import chapter_of
 from gpucoord_site.welcome import pages as welcome
 from monitor.incidents.pages.badges import alert_count
 from scheduler.limits.throttle.pages import badge
@@ -106,3 +107,29 @@ def site(request: HttpRequest) -> dict[str, object]:
         "chapter": partial(chapter_of, request),
         "is_kiosk": "kiosk" in request.GET,
     }
+
+
+# Compressed answers for clients that accept them.
+
+COMPRESSED = ("text/html", "text/css", "text/javascript", "application/json", "image/svg+xml")
+
+
+class Compress(Middleware):
+    """Compresses pages, REST answers and static files.
+
+    Logs and other answers that are streamed stay as they are: each piece must arrive at once.
+    An answer to HEAD stays, too: the end of an empty stream would be sent as its body, and stand
+    before the next answer of the connection.
+    Django's random padding hides the lengths from which secrets could be guessed (BREACH).
+    """
+
+    def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        kind = response.headers.get("Content-Type", "").partition(";")[0]
+        is_file = request.path.startswith(settings.STATIC_URL) and response.status_code == 200
+        is_piecewise = response.streaming and not is_file
+        if request.method == "HEAD" or kind not in COMPRESSED or is_piecewise:
+            return response
+        return _gzip.process_response(request, response)
+
+
+_gzip = GZipMiddleware(lambda request: cast(HttpResponseBase, None))

@@ -30,8 +30,7 @@ from gpucoord_site.service.children import (
 from gpucoord_site.service.lifeline import VARIABLE
 from gpucoord_site.service.listeners import ListenerReport, LoginListener
 from gpucoord_site.service.model_endpoint import EndpointSocket
-from gpucoord_site.service.watchdog import Watchdog
-from gpucoord_site.service.web_watch import WebWatch
+from gpucoord_site.service.watchdog import Watchdog, WebWatch
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ListenerState, ServiceState

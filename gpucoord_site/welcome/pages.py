@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
+from gpucoord_site.documentation import library
 from gpucoord_site.models import WelcomeHidden
-from gpucoord_site.welcome import checklist, first_job
+from gpucoord_site.welcome import first_job
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.models import Channel
+from scheduler.facts.model_services import OWNER
 from scheduler.jobs.pages import starting_points
-from scheduler.models import Job
+from scheduler.models import Job, Quota
 from scheduler.submission.intake.policy import UnableToSubmit
 
 
@@ -26,7 +34,7 @@ def start(request: HttpRequest) -> HttpResponse:
     if _has_hidden(user):
         return redirect("dashboard")
     if user.is_staff:
-        is_complete = checklist.is_complete(checklist.steps(user))
+        is_complete = is_set_up(setup_steps(user))
         return redirect("dashboard" if is_complete else "setup")
     return redirect("dashboard" if Job.objects.filter(owner=user).exists() else "welcome")
 
@@ -61,8 +69,8 @@ def setup(request: HttpRequest) -> HttpResponse:
     user = _user(request)
     if not user.is_staff:
         raise PermissionDenied
-    steps = checklist.steps(user)
-    context = {"steps": steps, "done": checklist.done(steps), "is_hidden": _has_hidden(user)}
+    steps = setup_steps(user)
+    context = {"steps": steps, "done": done_count(steps), "is_hidden": _has_hidden(user)}
     return render(request, "welcome/setup.html", context)
 
 
@@ -80,8 +88,8 @@ def progress(request: HttpRequest) -> str:
     """
     if not request.user.is_staff or _has_hidden(_user(request)):
         return ""
-    steps = checklist.steps(_user(request))
-    return "" if checklist.is_complete(steps) else f"{checklist.done(steps)} of {len(steps)}"
+    steps = setup_steps(_user(request))
+    return "" if is_set_up(steps) else f"{done_count(steps)} of {len(steps)}"
 
 
 def _has_hidden(user: User) -> bool:
@@ -90,3 +98,118 @@ def _has_hidden(user: User) -> bool:
 
 def _user(request: HttpRequest) -> User:
     return cast("User", request.user)
+
+
+# The steps that set up a server. Each is done when a fact says so; none is ticked by hand.
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStep:
+    """One step. fact: the state of the server. is_done None: unknown.
+
+    url: the page for it, "" if this user may not open it. verb: the label of the link.
+    """
+
+    title: str
+    fact: str
+    is_done: bool | None
+    url: str
+    verb: str
+
+
+def setup_steps(user: User) -> list[SetupStep]:
+    """All steps in the order in which an operator takes them."""
+    return [_gpus(), _people(user), _quota(user), _channel(user), _backup(), _first_job()]
+
+
+def done_count(steps: list[SetupStep]) -> int:
+    """How many steps are done."""
+    return sum(step.is_done is True for step in steps)
+
+
+def is_set_up(steps: list[SetupStep]) -> bool:
+    """Whether no step is known to be missing."""
+    return not any(step.is_done is False for step in steps)
+
+
+def _gpus() -> SetupStep:
+    hosts = snapshots.newest_all()
+    count = sum(len(snapshot.gpus) for snapshot in hosts)
+    where = hosts[0].host.name if len(hosts) == 1 else f"{len(hosts)} hosts"
+    if not hosts:
+        fact = "The sampler has written no reading yet."
+    elif not count:
+        fact = f"No GPU on {where}. The page Status and `gpucoord check` name the reason."
+    else:
+        fact = f"{_counted(count, 'GPU')} on {where}."
+    return SetupStep("GPUs found", fact, count > 0 if hosts else None, reverse("status"), "Status")
+
+
+def _people(user: User) -> SetupStep:
+    count = User.objects.filter(is_active=True).exclude(Q(pk=user.pk) | Q(username=OWNER)).count()
+    fact = f"{_counted(count, 'user')} besides you." if count else "You are the only user."
+    url = reverse("people-add") if user.is_superuser else ""
+    return SetupStep("People added", fact, count > 0, url, "Add people")
+
+
+def _quota(user: User) -> SetupStep:
+    count = Quota.objects.count()
+    fact = f"{_counted(count, 'quota')}." if count else "All users have equal shares and no limit."
+    may_change = user.has_perm("scheduler.change_quota")
+    url = reverse("people") if may_change else ""
+    return SetupStep("Quota set", fact, count > 0, url, "Set a quota")
+
+
+def _channel(user: User) -> SetupStep:
+    """A message that arrived proves a channel: a test from its page is enough."""
+    channels = list(Channel.objects.filter(owner=None, enabled=True).order_by("name"))
+    works = [c for c in channels if c.worked_at is not None and c.failing_since is None]
+    if works:
+        fact = f"{works[0].name} has delivered a message."
+    elif channels:
+        fact = f"{channels[0].name} has delivered no message. Its page sends a test."
+    else:
+        fact = "No alert channel: faults and incidents show on the pages only."
+    if channels:
+        may, page = "monitor.change_channel", "admin:monitor_channel_changelist"
+    else:
+        may, page = "monitor.add_channel", "admin:monitor_channel_add"
+    url = reverse(page) if user.has_perm(may) else ""
+    verb = "Alert channels" if channels else "Add a channel"
+    return SetupStep("Alert channel tested", fact, bool(works), url, verb)
+
+
+def _backup() -> SetupStep:
+    is_on = is_timer_on()
+    if is_on is None:
+        fact = "Unknown: systemd does not run here. Run `gpucoord backup` every day in another way."
+    elif is_on:
+        fact = "A timer of systemd makes a backup every day."
+    else:
+        fact = "No timer of systemd makes backups of the database and the secret key."
+    url = library.url_of("operators/backup")
+    return SetupStep("Backup timer on", fact, is_on, url, "How to enable it")
+
+
+def _first_job() -> SetupStep:
+    ran = Job.objects.exclude(started_at=None).exists()
+    fact = "A job has run." if ran else "No job has run yet."
+    return SetupStep("First job run", fact, ran, reverse("welcome"), "Run a first job")
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+# Whether systemd makes the daily backup.
+
+ROOT = Path("/")
+ENABLED = "etc/systemd/system/timers.target.wants"
+
+
+def is_timer_on(root: Path | None = None) -> bool | None:
+    """Whether a timer `gpucoord-backup*.timer` is enabled. None: systemd does not run here."""
+    root = ROOT if root is None else root
+    if not (root / "run/systemd/system").is_dir():
+        return None
+    return any((root / ENABLED).glob("gpucoord-backup*.timer"))

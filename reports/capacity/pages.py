@@ -21,7 +21,7 @@ from monitor.thresholds import rows as thresholds
 from monitor.usage.history import charts
 from reports import tasks
 from reports.capacity import rows, step
-from reports.capacity.policy.forecast import LEAST_DAYS
+from reports.capacity.policy.demand import LEAST_DAYS
 from reports.capacity.policy.replay import MOST_OFF, deviation
 from reports.figures.policy.thresholds import ReportPolicy
 from scheduler.limits.quotas.policy.quotas import count

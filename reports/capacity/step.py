@@ -22,10 +22,9 @@ from reports.capacity.facts import (
     Profile,
     ReplayFigures,
 )
-from reports.capacity.policy import alternatives, demand, percentiles
-from reports.capacity.policy.alternatives import Change
-from reports.capacity.policy.forecast import EPOCH, CapacityPolicy, forecast
-from reports.capacity.policy.replay import Replay, ReplayInput, wait_figures
+from reports.capacity.policy import demand, percentiles
+from reports.capacity.policy.demand import EPOCH, CapacityPolicy, forecast
+from reports.capacity.policy.replay import Change, Replay, ReplayInput, changes, wait_figures
 from scheduler.dispatch.inputs import PlanInput, PlanInputs, plan_policy
 from scheduler.facts.plans import Slot
 from scheduler.queue.planner.plan import plan
@@ -153,7 +152,7 @@ def _replays(
     body["replayed"] = _figures(replayed)
     body["alternatives"] = [
         asdict(_alternative(change, given, current, now, deadline, is_replayed=bool(replayed)))
-        for change in alternatives.changes(gpus)
+        for change in changes(gpus)
     ]
     return body
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports.capacity.policy.forecast import CapacityPolicy
+from reports.capacity.policy.demand import CapacityPolicy
 from reports.figures.policy.thresholds import ReportPolicy
 from reports.schedule.policy import DeliveryPolicy
 

@@ -19,7 +19,7 @@ from reports.figures.policy.violations import line, use_line
 from reports.render import charts, codec
 from reports.render.charts import Picture
 from reports.render.engines import csv_file, pdf, xlsx
-from reports.render.wording import brief, summary, tables
+from reports.render.wording import brief, tables
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
 from reports.render.wording.tables import MOST_PRINTED, cell
@@ -118,7 +118,7 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "per_100": _per_100(report),
         "unused": 100 - totals.whole_per_100[0] if totals.whole_per_100 else None,
         "yardsticks": texts.yardsticks(),
-        "sentences": summary.sentences(report),
+        "sentences": texts.sentences(report),
         "comparison": [*texts.comparison(totals), *texts.energy(totals)],
         "violations": [(v, line(v)) for v in report.violations],
         "heavy_use": [(v, use_line(v)) for v in report.heavy_use],
@@ -276,7 +276,7 @@ def _pdf_data(report: Report) -> dict[str, Any]:
         ]
         if per_100
         else None,
-        "sentences": list(summary.sentences(report)),
+        "sentences": list(texts.sentences(report)),
         "lines": list(texts.headline(report.totals))[1:],
         "violations": [line(v) for v in report.violations] or ["none"],
         "advice": advice.headline(report),

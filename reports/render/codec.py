@@ -17,7 +17,7 @@ from reports.figures.facts import (
     Violation,
 )
 from reports.figures.policy.violations import line, use_line
-from reports.render.wording import summary, tables
+from reports.render.wording import tables, text
 
 # Of an hour or a percent: finer differences are noise.
 DIGITS = 6
@@ -40,7 +40,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "coverage": part(report.coverage_pct),
         "least_coverage": part(report.least_coverage_pct),
         "notes": list(report.notes),
-        "summary": list(summary.sentences(report)),
+        "summary": list(text.sentences(report)),
         "wider_than_scope": tables.wider_figures(report),
         "totals": _totals(report.totals),
         "users": [user(row) for row in report.users],

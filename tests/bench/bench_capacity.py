@@ -17,9 +17,8 @@ from typing import Any
 from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob
 from reports.capacity.policy import demand, percentiles
 from reports.capacity.policy.accounts import AccountInput
-from reports.capacity.policy.alternatives import changes
-from reports.capacity.policy.forecast import forecast
-from reports.capacity.policy.replay import Replay, ReplayInput
+from reports.capacity.policy.demand import forecast
+from reports.capacity.policy.replay import Replay, ReplayInput, changes
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Quota
 from tests.builders import GIB, NOW, gpu_uuid

@@ -13,7 +13,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 
 from gpucoord_site.config.static_files import static_url
-from gpucoord_site.http.compress import Compress
+from gpucoord_site.http.middleware import Compress
 
 pytestmark = pytest.mark.django_db
 ACCEPTS = {"Accept-Encoding": "gzip, br"}

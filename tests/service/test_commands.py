@@ -18,16 +18,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from gpucoord_site.cli import (
-    connection,
-    environment,
-    gpus,
-    job_actions,
-    jobs,
-    process_state,
-    submit,
-    tables,
-)
+from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, submit, tables
 from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.shell_job import notebook
@@ -507,7 +498,7 @@ def test_the_group_of_newgrp_is_kept_or_named(
     assert submit.main(["-d", "--gpus", "0", "--", "true"]) == 0
     job = Job.objects.get()
     assert job.primary_group == group
-    assert (process_state.NOT_A_MEMBER in said()) is not is_member
+    assert (environment.NOT_A_MEMBER in said()) is not is_member
     assert ("group daemon" in job.left_out) is not is_member
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.demo.batches import ITEMS
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS
+from gpucoord_site.demo.seeding import ITEMS
 from tests.pace import LONGEST_S
 from tests.processes.service import wait_until
 from tests.service.test_demo import Demo

@@ -12,9 +12,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from gpucoord_site.cli import topics
+from gpucoord_site.cli import main
 from gpucoord_site.documentation import library
-from gpucoord_site.documentation.chapters import CHAPTERS
+from gpucoord_site.documentation.library import CHAPTERS
 from monitor.models import OsAccount
 from monitor.owners.accounts.rows import os_accounts
 from tests.builders import NOW
@@ -105,16 +105,16 @@ def test_only_chapters_are_topics(topic: str) -> None:
 
 
 def test_help_prints_the_chapter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert topics.main(["first", "job"]) == 0
+    assert main.print_topic(["first", "job"]) == 0
     assert capsys.readouterr().out == (DOCS / "users/first-job.md").read_text()
 
 
 def test_help_lists_the_topics_and_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert topics.main(["topics"]) == 0
+    assert main.print_topic(["topics"]) == 0
     out = capsys.readouterr().out
     assert all(entry.name in out for entry in library.index())
 
-    assert topics.main(["preemtion"]) == 2
+    assert main.print_topic(["preemtion"]) == 2
     assert "Did you mean preemption?" in capsys.readouterr().err
 
 

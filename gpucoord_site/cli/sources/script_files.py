@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpucoord_site.cli.process_state import program_path
+from gpucoord_site.cli.environment import program_path
 from monitor.facts.input_rules import is_storable
 
 MARK = "#GPUCOORD"

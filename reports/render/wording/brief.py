@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from monitor.facts.input_rules import escaped
 from reports.figures.facts import Report
 from reports.figures.policy import advice
-from reports.render.wording import summary, tables
+from reports.render.wording import tables
 from reports.render.wording import text as texts
 
 # They fit on one page, also with the longest names.
@@ -77,7 +77,7 @@ def lines(report: Report, cover: Cover) -> Iterator[str]:
     yield ""
     yield from cut(cover.text).splitlines()
     yield ""
-    yield from summary.sentences(report)
+    yield from texts.sentences(report)
     yield from texts.headline(report.totals)
     yield ""
     yield "Users:"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.capacity.policy.alternatives import changes, split
+from reports.capacity.policy.replay import changes, split
 from tests.builders import GIB
 from tests.reports.capacity.recordings import known_gpu
 

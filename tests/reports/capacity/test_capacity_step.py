@@ -23,7 +23,7 @@ from monitor.pages.metrics.families import Families
 from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import metrics, rows, step
-from reports.capacity.policy import alternatives
+from reports.capacity.policy import replay
 from reports.models import CapacityResult
 from scheduler.dispatch.inputs import PlanInput
 from scheduler.facts.jobs import Requirement
@@ -102,7 +102,7 @@ def test_a_split_tells_how_many_waiting_jobs_it_would_start() -> None:
     current = PlanInput(
         queue, Slots(host="gpubox", gpus=(slot(0),)), PlanPolicy(), PlannerThresholds()
     )
-    split = alternatives.split([known_gpu(0)], known_gpu(0), ((4, 4), (3, 4)))
+    split = replay.split([known_gpu(0)], known_gpu(0), ((4, 4), (3, 4)))
 
     assert step.starts_now(split, current, NOW) == 2
     in_use = replace(current, slots=replace(current.slots, gpus=(slot(0, jobs=(9,)),)))

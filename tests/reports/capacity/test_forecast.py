@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from datetime import date, timedelta
 
-from reports.capacity.policy.forecast import EPOCH, LEAST_DAYS, forecast
+from reports.capacity.policy.demand import EPOCH, LEAST_DAYS, forecast
 
 FIRST = (date(2026, 1, 1) - EPOCH).days
 

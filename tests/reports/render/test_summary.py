@@ -22,7 +22,7 @@ from reports.figures.facts import (
 )
 from reports.periods import policy as periods
 from reports.periods.facts import Scope
-from reports.render.wording import summary, text
+from reports.render.wording import text
 from reports.render.wording.tables import cell
 from tests.builders import NOW
 from tests.reports.made import contended, ran, share_of_all, watched_gpu
@@ -57,7 +57,7 @@ def test_the_users_with_most_unused_hours_are_named_with_what_they_held() -> Non
         UserFigures(user="dana", held=6, idle_held=1),
     )
 
-    assert summary.sentences(report(users=users))[1] == (
+    assert text.sentences(report(users=users))[1] == (
         "56.0 of 156 GPU-hours held were not used; largest: erin 40.0 of 48.0,"
         " bob 6.00 of 60.0 (booked without a process), bob 5.00 of 60.0."
     )
@@ -66,23 +66,21 @@ def test_the_users_with_most_unused_hours_are_named_with_what_they_held() -> Non
 def test_hours_that_hardly_matter_name_no_user() -> None:
     users = (UserFigures(user="alice", held=156, idle_held=1.5),)
 
-    assert summary.sentences(report(users=users))[1] == (
-        "56.0 of 156 GPU-hours held were not used."
-    )
+    assert text.sentences(report(users=users))[1] == ("56.0 of 156 GPU-hours held were not used.")
 
 
 def test_a_violation_says_what_was_held_what_was_entitled_and_who_waited() -> None:
     users = (UserFigures(user="alice", share_pct=43.21, caused_wait_hours=12.5),)
     violations = (violation("alice"), violation("alice"), violation("bob"))
 
-    assert summary.sentences(report(users=users, violations=violations))[0] == (
+    assert text.sentences(report(users=users, violations=violations))[0] == (
         "alice held 43.2 % of the GPU time, more than the entitlement of 30.0 %,"
         " and jobs of others waited 12.5 h for it. So did 1 more user."
     )
 
 
 def test_an_unknown_share_is_no_figure() -> None:
-    sentence = summary.sentences(report(violations=(violation("alice"),)))[0]
+    sentence = text.sentences(report(violations=(violation("alice"),)))[0]
 
     assert sentence == (
         "alice held more of the GPU time than the entitlement of 30.0 %,"
@@ -97,7 +95,7 @@ def test_waits_are_told_with_the_blocker_that_cost_most() -> None:
     )
     made = report(4.0, 2.0, blockers=blockers)
 
-    assert summary.sentences(made)[2] == (
+    assert text.sentences(made)[2] == (
         "Jobs waited 4.00 h, up to 2.00 h of them while held GPUs stood idle."
         " Main blocker: too little free GPU memory."
     )
@@ -106,7 +104,7 @@ def test_waits_are_told_with_the_blocker_that_cost_most() -> None:
 def test_an_empty_report_says_nothing() -> None:
     nothing = replace(report().totals, gpu_hours=GpuHours(capacity=10, unknown=10))
 
-    assert summary.sentences(report(totals=nothing)) == ()
+    assert text.sentences(report(totals=nothing)) == ()
 
 
 @pytest.mark.django_db
@@ -134,7 +132,7 @@ def test_the_sentences_begin_the_text_of_a_report(bob: User) -> None:
     made = build(PERIOD, Scope(), Viewer("root", operator=True), NOW)
 
     shown = text.text(made)
-    first = summary.sentences(made)
+    first = text.sentences(made)
     assert first[0].startswith("alice held ")
     assert shown.index(first[0]) < shown.index(first[2]) < shown.index("Users:")
 
