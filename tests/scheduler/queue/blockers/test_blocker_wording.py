@@ -10,7 +10,7 @@ from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.limits.quotas.policy.quotas import above_share
 from scheduler.queue.blockers import wording as blocker_wording
-from scheduler.queue.blockers.policy import addressing, stored_blockers, titles
+from scheduler.queue.blockers.policy import stored_blockers, titles
 from scheduler.queue.blockers.policy import stored_blockers as conditions
 from scheduler.queue.planner.forecast import forecast
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
@@ -234,16 +234,16 @@ def test_a_user_reads_of_their_own_share_and_others_of_that_of_the_user() -> Non
     "text", ["malice's share is 2.", "It waits for alice's run.", "alice waits."]
 )
 def test_only_the_users_own_limits_are_addressed(text: str) -> None:
-    assert addressing.addressed(text, "alice") == text
+    assert titles.addressed(text, "alice") == text
 
 
 def test_a_user_who_holds_a_job_is_addressed_as_you_and_others_by_name() -> None:
     text = "alice holds it until it is released. alice or an operator must release it."
 
-    assert addressing.addressed(text, "alice") == (
+    assert titles.addressed(text, "alice") == (
         "You hold it until it is released. You or an operator must release it."
     )
-    assert addressing.addressed(text, "bob") == text
+    assert titles.addressed(text, "bob") == text
 
 
 @pytest.mark.parametrize(
