@@ -52,8 +52,9 @@ class Script:
 # The scripts that a new installation has; operators change or disable them in the admin.
 
 
-def _file(title: str) -> dict[str, Any]:
-    return {"type": "string", "title": title, "pattern": "^/", "maxLength": 4096}
+def _file(title: str, example: str) -> dict[str, Any]:
+    rule = {"type": "string", "title": title, "pattern": "^/", "maxLength": 4096}
+    return rule | {"examples": [example]}
 
 
 def _schema(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -69,8 +70,10 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         "worker": ["{python}", "{programs}/serve.py", "{programs}/embed.py:Worker", "{model}"],
         "schema": _schema(
             ["input", "output"],
-            input=_file("Text file, one text per line"),
-            output=_file("File for the vectors (JSON lines); in a batch, a folder"),
+            input=_file("Text file, one text per line", "/data/texts/a.txt"),
+            output=_file(
+                "File for the vectors (JSON lines); in a batch, a folder", "/data/vectors"
+            ),
             model={
                 "type": "string",
                 "title": "Model (name, folder or GGUF file)",
@@ -92,10 +95,10 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         ],
         "schema": _schema(
             ["input", "output", "url", "key_file"],
-            input=_file("Text file, one text per line"),
-            output=_file("File for the vectors (JSON lines)"),
+            input=_file("Text file, one text per line", "/data/texts/a.txt"),
+            output=_file("File for the vectors (JSON lines)", "/data/vectors.jsonl"),
             url={"type": "string", "title": "Address of /v1/embeddings", "pattern": "^https?://"},
-            key_file=_file("File with the API key"),
+            key_file=_file("File with the API key", "/home/alice/.api-key"),
             model={"type": "string", "title": "Model", "default": "text-embedding-3-small"},
         ),
         "gpu": "no",
@@ -111,8 +114,8 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         ],
         "schema": _schema(
             ["input", "output"],
-            input=_file("Video file"),
-            output=_file("Folder for the images"),
+            input=_file("Video file", "/data/videos/a.mp4"),
+            output=_file("Folder for the images", "/data/frames"),
             width={"type": "integer", "title": "Width (pixels)", "minimum": 16, "maximum": 8192},
         ),
         "gpu": "no",
@@ -133,15 +136,20 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         ],
         "schema": _schema(
             ["input", "output"],
-            input=_file("Recording"),
-            output=_file("Folder for the text"),
+            input=_file("Recording", "/data/recordings/a.wav"),
+            output=_file("Folder for the text", "/data/transcripts"),
             model={
                 "type": "string",
                 "title": "Model",
                 "enum": ["tiny.en", "base.en", "small.en", "small", "medium", "large-v3"],
                 "default": "small.en",
             },
-            language={"type": "string", "title": "Language", "pattern": "^[a-z]{2}$"},
+            language={
+                "type": "string",
+                "title": "Language",
+                "pattern": "^[a-z]{2}$",
+                "examples": ["en"],
+            },
         ),
         "gpu": "yes",
         "task_type": "transcribe",

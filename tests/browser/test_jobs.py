@@ -200,3 +200,18 @@ def test_the_expected_start_and_the_commands_follow_the_form(open_page: Open) ->
 
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == "gpucoord submit --detach --gpus 3 -- 'python train.py'"
+
+
+def test_a_batch_is_checked_beside_its_form_and_not_submitted(open_page: Open) -> None:
+    page = open_page("/batches/", expected=("422",))
+    page.get_by_label("Script").select_option("whisper_transcribe")
+    page.get_by_label("Items", exact=True).fill("/data/a.wav\nb.wav")
+    page.get_by_label("Folder for the text").fill("/data/texts")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("alert")).to_contain_text("Item 2: 'b.wav' does not match")
+    page.get_by_label("Items", exact=True).fill("/data/a.wav\n/data/b.wav")
+    page.get_by_role("button", name="Check").click()
+
+    expect(page.locator("#batch-answer")).to_contain_text("2 items without mistakes")
+    page.reload()
+    expect(page.get_by_text("No batches yet")).to_be_visible()

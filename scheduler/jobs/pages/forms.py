@@ -28,7 +28,8 @@ NOTES = {
 }
 
 
-def _form_field(field: JobField) -> forms.Field:
+def job_field(field: JobField) -> forms.Field:
+    """The form's field for a field of a job, without its check."""
     common: dict[str, Any] = {"label": field.label, "required": False}
     kind = field.type.kind
     attributes = {"autocomplete": "off", "spellcheck": "false"}
@@ -58,7 +59,7 @@ class NewJobForm(forms.Form):
         super().__init__(*args, **kwargs)
         self._now = now
         self._person = person
-        self.fields.update({field.name: _form_field(field) for field in fields_of(Door.FORM)})
+        self.fields.update({field.name: job_field(field) for field in fields_of(Door.FORM)})
         self.fields["command"].widget.attrs["required"] = True
 
     def clean(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -41,6 +42,25 @@ TOO_LONG = "Checking the items by the script takes too long; send fewer or short
 SHARED = "It applies to exclusive mode only."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedBatch:
+    """A batch without mistakes, which is not stored yet. gpus: None = it takes none for itself."""
+
+    owner: User
+    label: str
+    request: Mapping[str, Any]
+    items: Sequence[str]
+    gpus: Sequence[str] | None
+    work: Mapping[str, Any] | None
+    approval: Approval
+
+    def store(self, now: datetime) -> Batch:
+        return rows.create(
+            self.owner, self.label, self.request, self.items, now, self.gpus, self.work,
+            self.approval,
+        )  # fmt: skip
+
+
 def submit(
     raw: Mapping[str, Any],
     items: Sequence[str],
@@ -49,7 +69,19 @@ def submit(
     now: datetime,
     only_gpus: Sequence[str] = (),
 ) -> Batch:
-    """Store a batch. Raises UnableToSubmit with all mistakes.
+    """Store a batch, as `check` returns it. Raises UnableToSubmit with all mistakes."""
+    return check(raw, items, gpu_mode, owner, now, only_gpus).store(now)
+
+
+def check(
+    raw: Mapping[str, Any],
+    items: Sequence[str],
+    gpu_mode: str | None,
+    owner: User,
+    now: datetime,
+    only_gpus: Sequence[str] = (),
+) -> CheckedBatch:
+    """Check a batch and store nothing. Raises UnableToSubmit with all mistakes.
 
     gpu_mode: None = by the number of items. only_gpus: UUIDs or numbers of the GPUs that it may
     take for itself; () = all.
@@ -81,7 +113,10 @@ def submit(
     if mode == "exclusive" and not may:
         by_share = exclusive.gpus_by_share(owner.username, Rights(now, [owner.username]))
         approval = Approval.SHARE if gpus <= by_share else Approval.ASKED
-    return rows.create(owner, first.label, request, items, now, chosen_gpus, work, approval)
+    return CheckedBatch(
+        owner=owner, label=first.label, request=request, items=items, gpus=chosen_gpus,
+        work=work, approval=approval,
+    )  # fmt: skip
 
 
 def _with_worker(request: Mapping[str, Any]) -> Script | None:

@@ -3,45 +3,68 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any, cast
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
+from django.forms import BoundField
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.defaultfilters import pluralize
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
+from scheduler.facts.field_types import Door
+from scheduler.facts.job_fields import fields_of
 from scheduler.fair_share.rows import Rights
+from scheduler.jobs.lifecycle.policy.retries import last_lines
+from scheduler.jobs.pages.forms import job_field
 from scheduler.jobs.pages.lines import gpu_links
-from scheduler.models import Batch, ExclusiveRun
+from scheduler.jobs.pages.serialise import latest_number
+from scheduler.models import Batch, BatchItem, ExclusiveRun, Job
+from scheduler.runner import files
 from scheduler.submission.batches import actions, live, policy, rows
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows as script_rows
-from scheduler.submission.scripts.pages import argument_lines
+from scheduler.submission.scripts.pages import PREFIX, argument_fields, arguments_of
 
 PER_PAGE = 100
 LARGEST_UPLOAD = 2 * 1024**2
+MOST_FAILURES, LOG_TAIL = 5, 4096
+# Fields of a job that each item has.
+FOR_EACH_ITEM = ("gpus", "gpu_memory", "time_limit", "priority")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def batches(request: HttpRequest) -> HttpResponse:
     """All batches, newest first, and the form for a new one."""
-    is_posted = request.method == "POST"
     person, now = cast(User, request.user), timezone.now()
-    form = BatchForm(request.POST, request.FILES) if is_posted else BatchForm()
-    if is_posted and (batch := form.submitted_by(person)):
-        return redirect("batch", batch.pk)
+    checked = None
+    if request.method == "POST":
+        form = BatchForm(request.POST, request.FILES, script=request.POST.get("script", ""))
+        checked = form.checked_by(person, now)
+        if checked is not None and "check" not in request.POST:
+            return redirect("batch", checked.store(now).pk)
+    else:
+        form = BatchForm(script=request.GET.get("script", ""))
     listed = Batch.objects.select_related("owner").order_by("-id")
     page = Paginator(listed, PER_PAGE).get_page(request.GET.get("page", "1"))
     form.fields["gpu_mode"].help_text = exclusive_help(person, now)
-    context = {"form": form, "page": page, "pending": exclusive.pending(person), **live.load(now)}
+    context = {
+        "form": form,
+        "checked": checked,
+        "page": page,
+        "pending": exclusive.pending(person),
+        **live.load(now),
+    }
     return render(request, "scheduler/batches.html", context, status=422 if form.errors else 200)
 
 
@@ -75,7 +98,25 @@ def batch(request: HttpRequest, pk: int) -> HttpResponse:
         page = Paginator(items, PER_PAGE).get_page(request.GET.get("page", "1"))
         links = gpu_links(item.gpu_uuid for item in page.object_list if item.gpu_uuid)
         context |= {"page": page, "lines": [(i, links.get(i.gpu_uuid)) for i in page.object_list]}
+        context["failures"] = [] if context["chosen"] else _failures(row)
     return render(request, "scheduler/batch.html", context)
+
+
+def _failures(row: Batch) -> list[tuple[BatchItem, str]]:
+    """The first failed items with the last lines of their jobs on this host.
+
+    The log of a worker is about many items, so it is not shown.
+    """
+    failed = row.items.filter(status=ItemState.FAILED.value).select_related("job").order_by("index")
+    return [
+        (item, "" if item.job is None or row.work else _last_lines(item.job))
+        for item in failed[:MOST_FAILURES]
+    ]
+
+
+def _last_lines(job: Job) -> str:
+    path = files.log_path(Path(settings.DATA), job.pk, latest_number(job))
+    return last_lines(files.read_tail(path, LOG_TAIL))
 
 
 @require_POST
@@ -150,12 +191,6 @@ class BatchForm(forms.Form):
 
     _box = {"autocomplete": "off", "spellcheck": "false"}
     script = forms.ChoiceField(required=False, label="Script")
-    script_args = forms.CharField(
-        required=False,
-        label="Arguments of the script",
-        help_text="One NAME=VALUE per line. The item itself is filled in for each job.",
-        widget=forms.Textarea({"rows": 2, **_box}),
-    )
     command = forms.CharField(
         required=False,
         label="Command",
@@ -172,7 +207,6 @@ class BatchForm(forms.Form):
         required=False, label="Or a text file with items", help_text="One item per line."
     )
     name = forms.CharField(required=False, label="Name (optional)", max_length=120)
-    gpus = forms.IntegerField(required=False, label="GPUs of each item", min_value=0, initial=1)
     gpu_mode = forms.ChoiceField(
         required=False,
         label="GPU mode",
@@ -183,11 +217,43 @@ class BatchForm(forms.Form):
         ],
     )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, script: str, **kwargs: Any) -> None:
+        """script: the name of the chosen script, whose arguments are fields; "" = a command."""
         super().__init__(*args, **kwargs)
-        names = [(script.name, script.name) for script in script_rows.enabled()]
-        choices = [("", "none: use a command"), *names]
+        self.fields["script"].initial = script
+        scripts = {each.name: each for each in script_rows.enabled()}
+        choices = [("", "none: use a command"), *((name, name) for name in scripts)]
+        self.fields["script"].widget.attrs |= {
+            "hx-get": reverse("batches"),
+            "hx-target": "#batch-work",
+            "hx-select": "#batch-work",
+            "hx-swap": "outerHTML",
+        }
         cast(forms.ChoiceField, self.fields["script"]).choices = choices
+        self.chosen = scripts.get(script)
+        self.fields.update(
+            {f.name: job_field(f) for f in fields_of(Door.FORM) if f.name in FOR_EACH_ITEM}
+        )
+        if self.chosen is not None:
+            del self.fields["command"]
+            self.fields.update(argument_fields(self.chosen, but=self.chosen.item_argument))
+
+    @property
+    def arguments(self) -> list[BoundField]:
+        return [self[name] for name in self.fields if name.startswith(PREFIX)]
+
+    @property
+    def for_each_item(self) -> list[BoundField]:
+        return [self[name] for name in FOR_EACH_ITEM]
+
+    @property
+    def item_title(self) -> str:
+        """The title of the argument that gets the item; "" = there is none."""
+        script = self.chosen
+        if script is None or not script.item_argument:
+            return ""
+        rule = script.schema["properties"][script.item_argument]
+        return str(rule.get("title", script.item_argument))
 
     def clean_file(self) -> str:
         file = self.cleaned_data.get("file")
@@ -200,24 +266,24 @@ class BatchForm(forms.Form):
         except UnicodeDecodeError:
             raise forms.ValidationError("The file is not text in UTF-8.") from None
 
-    def submitted_by(self, person: User) -> Batch | None:
-        """None: the form has errors."""
+    def checked_by(self, person: User, now: datetime) -> actions.CheckedBatch | None:
+        """The batch, not stored yet; None: the form has errors."""
         if not self.is_valid():
             return None
         values = self.cleaned_data
         text = f"{values['items']}\n{values['file']}"
         items = [line.strip() for line in text.splitlines() if line.strip()]
-        raw = {name: values[name] for name in ("script", "command", "name") if values[name]}
-        raw["gpus"] = 1 if values["gpus"] is None else values["gpus"]
-        if values["script_args"]:
-            raw["script_args"] = argument_lines(values["script_args"])
+        names = ("script", "command", "name", *FOR_EACH_ITEM)
+        raw = {name: values[name] for name in names if values.get(name)}
+        if arguments := arguments_of(values):
+            raw["script_args"] = arguments
         try:
-            mode = values["gpu_mode"] or None
-            return actions.submit(raw, items, mode, person, timezone.now())
+            return actions.check(raw, items, values["gpu_mode"] or None, person, now)
         except UnableToSubmit as error:
             for refusal in error.refusals:
-                field = refusal.field.partition(".")[0]
-                where = "" if refusal.index is None else f"Item {refusal.index + 1}: "
-                where = f"{refusal.field.partition('.')[2]}: " if "." in refusal.field else where
-                self.add_error(field if field in self.fields else None, where + refusal.text)
+                field = refusal.field if refusal.field in self.fields else None
+                # Of the first item, arguments are checked, too, which are those of all items.
+                index = refusal.index if field == "items" else None
+                where = "" if index is None else f"Item {index + 1}: "
+                self.add_error(field, where + refusal.text)
             return None

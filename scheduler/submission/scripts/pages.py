@@ -78,26 +78,15 @@ class ScriptForm(forms.Form):
     def __init__(self, script: Script, data: Any = None) -> None:
         super().__init__(data)
         self._script = script
-        properties = script.schema.get("properties", {})
-        arguments = {
-            name: field_of(rule if isinstance(rule, dict) else {}, name)
-            for name, rule in properties.items()
-        }
-        own, self.fields = dict(self.fields), {}
-        self.fields.update({PREFIX + name: field for name, field in arguments.items()})
-        self.fields.update(own)
+        self.fields = argument_fields(script) | self.fields
 
     def submitted_by(self, person: User) -> int | None:
         """The number of the new job; None: the form has errors."""
         if not self.is_valid():
             return None
         values = self.cleaned_data
-        given = {
-            name.removeprefix(PREFIX): value
-            for name, value in values.items()
-            if name.startswith(PREFIX) and value not in ("", None)
-        }
-        raw = {"script": self._script.name, "script_args": given, "gpus": 1}
+        given = arguments_of(values)
+        raw: dict[str, Any] = {"script": self._script.name, "script_args": given, "gpus": 1}
         raw |= {"name": values["name"]} if values["name"] else {}
         raw |= {"priority": int(values["priority"])} if values["priority"] else {}
         try:
@@ -109,21 +98,31 @@ class ScriptForm(forms.Form):
             return None
 
 
-def argument_lines(text: str) -> dict[str, str]:
-    """NAME=VALUE lines; the values of a name that comes again are lines of a list."""
-    arguments: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, value = (part.strip() for part in line.partition("="))
-        if name:
-            arguments[name] = f"{arguments[name]}\n{value}" if name in arguments else value
-    return arguments
+def argument_fields(script: Script, but: str = "") -> dict[str, forms.Field]:
+    """The fields of the arguments, without that of the argument `but`."""
+    return {
+        PREFIX + name: field_of(rule if isinstance(rule, dict) else {}, name)
+        for name, rule in script.schema.get("properties", {}).items()
+        if name != but
+    }
+
+
+def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the values of a form that are given."""
+    return {
+        name.removeprefix(PREFIX): value
+        for name, value in values.items()
+        if name.startswith(PREFIX) and value not in ("", None)
+    }
 
 
 def field_of(rule: Mapping[str, Any], name: str) -> forms.Field:
     """The form's field for a property. The schema itself is checked when the job is submitted."""
     common: dict[str, Any] = {
         "label": str(rule.get("title", name.replace("_", " ").capitalize()))[:200],
-        "help_text": str(rule.get("description", ""))[:500],
+        "help_text": " ".join(filter(None, (str(rule.get("description", "")), _bounds(rule))))[
+            :500
+        ],
         "required": False,
         "initial": _initial(rule.get("default")),
     }
@@ -132,12 +131,25 @@ def field_of(rule: Mapping[str, Any], name: str) -> forms.Field:
     if isinstance(rule.get("enum"), list):
         choices = [("", "–"), *((str(value), str(value)) for value in rule["enum"][:200])]
         return forms.ChoiceField(choices=choices, **common)
+    example = rule.get("examples")
+    attributes = {"autocomplete": "off", "spellcheck": "false"}
+    if isinstance(example, list) and example:
+        attributes["placeholder"] = str(_initial(example[0]))[:200]
     if rule.get("type") == "array":
-        area = forms.Textarea({"rows": 3, "spellcheck": "false"})
+        area = forms.Textarea({"rows": 3, **attributes})
         return forms.CharField(widget=area, max_length=LONGEST_VALUE, **common)
-    box = forms.TextInput({"autocomplete": "off", "spellcheck": "false"})
+    box = forms.TextInput(attributes)
     return forms.CharField(widget=box, max_length=LONGEST_VALUE, **common)
 
 
 def _initial(default: Any) -> Any:
     return "\n".join(map(str, default)) if isinstance(default, list) else default
+
+
+def _bounds(rule: Mapping[str, Any]) -> str:
+    least, most = rule.get("minimum"), rule.get("maximum")
+    if least is None and most is None:
+        return ""
+    if least is None:
+        return f"At most {most}."
+    return f"At least {least}." if most is None else f"{least} to {most}."

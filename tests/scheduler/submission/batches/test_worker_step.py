@@ -460,5 +460,5 @@ def test_pages_and_rest_name_the_jobs_of_the_workers(alice: User, box: Box) -> N
     body = client.get(f"/api/batches/{batch.pk}/").json()
 
     assert f'/jobs/{worker.job_id}/">{worker.job_id}</a>' in page
-    assert "batches</a> only" in scripts
+    assert "It runs in batches only." in scripts
     assert worker.job_id in body["workers"]
