@@ -74,7 +74,7 @@ READERS_OF_OWN_JSON = {
     "scheduler.runner.programs.serve",
     "scheduler.runner.programs.worker",
     "scheduler.runner.run",
-    "scheduler.submission.scripts.policy.validation",
+    "scheduler.submission.scripts.rules",
     "scheduler.limits.throttle.rows",
 }
 WITHOUT_TESTS = {"admin", "api", "catalogue", "models", "templatetags"}

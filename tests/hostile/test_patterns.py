@@ -55,7 +55,7 @@ MADE = {
     ): r"(?<![\w.])40\ GiB(?![\w]|\.\d)",
 }
 # Patterns of users, which cost steps (see test_script_schemas.py).
-OF_USERS = {("scheduler/submission/scripts/policy/validation.py", "pattern")}
+OF_USERS = {("scheduler/submission/scripts/rules.py", "pattern")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from scheduler.facts.prompts import Instance, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.language_models.model_proxy.facts import Caller
 from scheduler.language_models.model_services import rows as service_rows
-from scheduler.language_models.model_services.rows import other_hosts
+from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas import rows as quota_rows
@@ -104,7 +104,7 @@ class SituationReader:
 def _service(row: ModelService, host: str, now: datetime) -> Service:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     usable = (InstanceState.READY.value, InstanceState.BOOTING.value)
-    elsewhere, endpoints = other_hosts.elsewhere(row, host)
+    elsewhere, endpoints = demand.elsewhere(row, host)
     return Service(
         id=row.pk,
         name=row.name,

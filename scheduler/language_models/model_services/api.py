@@ -24,7 +24,7 @@ from scheduler.language_models.model_services.policy.services import (
     MOST_INSTANCES,
     MOST_REQUESTS,
 )
-from scheduler.language_models.model_services.rows import other_hosts
+from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 
@@ -353,7 +353,7 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "command": row.argv if person.is_staff else None,
         "gpu_memory_bytes": None if row.memory_mib is None else row.memory_mib * rows.MIB,
         "expected_boot_s": rows.expected_boot_s(row),
-        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node)[0],
+        "elsewhere": demand.elsewhere(row, settings.CONFIG.node)[0],
         "predicted": pages.predicted(row, timezone.now()),
         "use": prompts.summary(row.name, timezone.now() - pages.USE_OF),
         "instances": [_instance(instance, numbers) for instance in opened],

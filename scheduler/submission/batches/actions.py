@@ -30,7 +30,7 @@ from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import policy as script_policy
 from scheduler.submission.scripts import rows as script_rows
-from scheduler.submission.scripts.policy.validation import TooManySteps
+from scheduler.submission.scripts.rules import TooManySteps
 
 MOST_MISTAKES = 20
 # Fields of a job that make no sense for an item.

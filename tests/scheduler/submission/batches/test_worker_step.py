@@ -21,7 +21,7 @@ from scheduler.facts.batches import Answer, ItemState
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.worker_files import WorkerFiles
-from scheduler.submission.batches.policy import workers as policy
+from scheduler.submission.batches import policy as policy
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import BatchStep
 from scheduler.submission.batches.steps import workers

@@ -20,7 +20,7 @@ from scheduler.submission.scripts.policy import (
     read_arguments,
     request,
 )
-from scheduler.submission.scripts.policy.validation import TooManySteps
+from scheduler.submission.scripts.rules import TooManySteps
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

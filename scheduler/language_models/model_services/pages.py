@@ -25,7 +25,7 @@ from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.language_models.model_services import actions, rows
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.language_models.model_services.policy.prediction import Prediction
-from scheduler.language_models.model_services.rows import demand, other_hosts
+from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.steps import dry_run
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.language_models.prompts import rows as prompts
@@ -158,7 +158,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
         "endpoint_problem": rows.endpoint_problem(),
-        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node)[0],
+        "elsewhere": demand.elsewhere(row, settings.CONFIG.node)[0],
         "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],

@@ -10,8 +10,8 @@ from typing import Any
 
 from monitor.facts import json_text
 from scheduler.facts.scripts import GpuUse, Script, Word
-from scheduler.submission.scripts.policy import patterns, validation
-from scheduler.submission.scripts.policy.validation import (
+from scheduler.submission.scripts import rules
+from scheduler.submission.scripts.rules import (
     MOST_MISTAKES,
     MOST_STEPS,
     MOST_STEPS_OF_ITEMS,
@@ -73,8 +73,8 @@ def _schema_problem(schema: object) -> str:
         return "Only references inside the schema (#...) are possible."
     if "patternProperties" in json.dumps(schema):
         return "patternProperties can't be used."
-    problems = map(patterns.problem_of, texts_of(schema, "pattern"))
-    return next(filter(None, problems), "") or validation.schema_problem(schema)
+    problems = map(rules.problem_of, texts_of(schema, "pattern"))
+    return next(filter(None, problems), "") or rules.schema_problem(schema)
 
 
 def _is_name(text: str) -> bool:
@@ -148,8 +148,8 @@ def mistakes(script: Script, arguments: Mapping[str, Any]) -> list[Mistake]:
         (name, f"{script.name} has no such argument.") for name in set(arguments) - set(known)
     ]
     try:
-        with validation.limited_to(MOST_STEPS):
-            wrong = validation.mistakes(json.dumps(script.schema), dict(arguments))
+        with rules.limited_to(MOST_STEPS):
+            wrong = rules.mistakes(json.dumps(script.schema), dict(arguments))
     except TooManySteps:
         wrong = [("", f"The arguments take more than {MOST_STEPS} steps to check.")]
     return sorted(strays)[:MOST_MISTAKES] + wrong
@@ -163,9 +163,9 @@ def item_mistakes(script: Script, items: Sequence[str], most: int) -> list[tuple
     rule = _properties(script).get(script.item_argument, {})
     schema = json.dumps(script.schema)
     wrong: list[tuple[int, str]] = []
-    with validation.limited_to(MOST_STEPS_OF_ITEMS):
+    with rules.limited_to(MOST_STEPS_OF_ITEMS):
         for place, item in enumerate(items):
-            problems = validation.mistakes(schema, _typed(item, rule), of=rule)
+            problems = rules.mistakes(schema, _typed(item, rule), of=rule)
             wrong += [(place, text) for _, text in problems[:1]]
             if len(wrong) == most:
                 break
