@@ -20,10 +20,10 @@ class SchedulerConfig(AppConfig):
         from scheduler.jobs.lifecycle import steps as job_files
         from scheduler.jobs.live.regions import register_regions
         from scheduler.jobs.pages.calibration import calibration_lines
-        from scheduler.language_models.model_services import rows as model_rows
+        from scheduler.language_models.model_services.rows import services as model_rows
         from scheduler.language_models.prompts import rows as prompt_rows
         from scheduler.limits.quotas import rows as quota_rows
-        from scheduler.submission.batches import rows as batch_rows
+        from scheduler.submission.batches.rows import batches as batch_rows
         from scheduler.submission.intake import steps as intake_checks
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)

@@ -36,7 +36,7 @@ from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.jobs.lifecycle.rows.durations import Durations
 from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
-from scheduler.language_models.model_services import rows as model_rows
+from scheduler.language_models.model_services.rows import services as model_rows
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.time_windows import rows as window_rows

@@ -20,8 +20,8 @@ from gpucoord_site.demo.past import PEOPLE
 from monitor.models import Event
 from scheduler.execution.steps.gpu_closures import gpus_of_models
 from scheduler.facts.jobs import Outcome
-from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.rows import demand
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import Job, ModelInstance, ModelService, Prompt
 from tests.builders import GIB, gpu_uuid

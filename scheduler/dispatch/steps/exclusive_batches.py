@@ -19,7 +19,7 @@ from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
 from scheduler.fair_share.rows import Rights
-from scheduler.language_models.model_services import rows as model_rows
+from scheduler.language_models.model_services.rows import services as model_rows
 from scheduler.language_models.model_services.steps import effects
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.time_windows import policy as window_rules

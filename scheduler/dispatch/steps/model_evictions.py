@@ -13,7 +13,6 @@ from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.plans import PlanPolicy, Slot
-from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import sleep
 from scheduler.language_models.model_services.policy.eviction import (
     Candidate,
@@ -26,6 +25,7 @@ from scheduler.language_models.model_services.policy.eviction import (
     victims,
 )
 from scheduler.language_models.model_services.rows import demand
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelInstance
 from scheduler.queue.planner.matching import reject_code

@@ -17,7 +17,7 @@ from ninja.responses import Status
 from monitor.api import InvalidInput, PlainText, RequestBody
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.units import parse_duration
-from scheduler.language_models.model_services import actions, pages, rows
+from scheduler.language_models.model_services import actions, pages
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.language_models.model_services.policy.services import (
     MOST_ALIASES,
@@ -25,6 +25,7 @@ from scheduler.language_models.model_services.policy.services import (
     MOST_REQUESTS,
 )
 from scheduler.language_models.model_services.rows import demand
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 

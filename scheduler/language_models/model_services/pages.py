@@ -22,10 +22,11 @@ from monitor.facts.input_rules import character_problem
 from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
 from scheduler.facts.model_services import InstanceState, PredictionMode
-from scheduler.language_models.model_services import actions, rows
+from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.language_models.model_services.policy.prediction import Prediction
 from scheduler.language_models.model_services.rows import demand
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.steps import dry_run
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.language_models.prompts import rows as prompts

@@ -18,7 +18,6 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
-from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import sleep
 from scheduler.language_models.model_services.policy.lifecycle import (
     Change,
@@ -29,7 +28,9 @@ from scheduler.language_models.model_services.policy.lifecycle import (
     scale,
 )
 from scheduler.language_models.model_services.probes import HealthProbe, is_taken, uid_of
-from scheduler.language_models.model_services.rows import Attempts, demand
+from scheduler.language_models.model_services.rows import demand
+from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services.rows.services import Attempts
 from scheduler.language_models.model_services.steps import effects
 from scheduler.models import Attempt, ModelInstance, ModelService
 

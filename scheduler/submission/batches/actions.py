@@ -21,8 +21,9 @@ from scheduler.facts.scripts import Script
 from scheduler.fair_share.rows import Rights
 from scheduler.language_models.model_services.actions import gpu_uuids
 from scheduler.models import Batch
-from scheduler.submission.batches import policy, rows
+from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import BatchPolicy
+from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import jobs_of
 from scheduler.submission.batches.steps import workers

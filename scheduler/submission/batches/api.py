@@ -19,7 +19,8 @@ from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveS
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Batch, BatchItem, ExclusiveRun
-from scheduler.submission.batches import actions, policy, rows
+from scheduler.submission.batches import actions, policy
+from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.intake.api import field_schema
 

@@ -17,9 +17,10 @@ from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.batches import BatchState, ExclusiveStep
 from scheduler.facts.jobs import JobState
 from scheduler.facts.prompts import PromptStatus
-from scheduler.language_models.model_services import rows as model_rows
+from scheduler.language_models.model_services.rows import services as model_rows
 from scheduler.models import Batch, ExclusiveRun, Job, Prompt
-from scheduler.submission.batches import policy, rows
+from scheduler.submission.batches import policy
+from scheduler.submission.batches.rows import batches as rows
 
 MOST_BATCHES = 4
 # Of a host with more GPUs, only those of the batch are listed.

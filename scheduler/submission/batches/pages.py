@@ -30,7 +30,8 @@ from scheduler.jobs.pages.lines import gpu_links
 from scheduler.jobs.pages.serialise import latest_number
 from scheduler.models import Batch, BatchItem, ExclusiveRun, Job
 from scheduler.runner import files
-from scheduler.submission.batches import actions, live, policy, rows
+from scheduler.submission.batches import actions, live, policy
+from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows as script_rows

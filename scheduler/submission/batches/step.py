@@ -19,7 +19,8 @@ from scheduler.facts.jobs import NewJob
 from scheduler.facts.scripts import Script
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Batch, BatchItem, ExclusiveRun
-from scheduler.submission.batches import policy, rows
+from scheduler.submission.batches import policy
+from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.rows import workers as worker_rows
 from scheduler.submission.batches.steps import workers
 from scheduler.submission.batches.steps.workers import Advance

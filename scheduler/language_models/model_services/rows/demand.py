@@ -17,7 +17,7 @@ from scheduler.facts.prompts import Instance, PromptStatus
 from scheduler.language_models.model_services.policy.eviction import Candidate
 from scheduler.language_models.model_services.policy.lifecycle import DEMAND_FOR
 from scheduler.language_models.model_services.policy.prediction import Demand, Prediction, predict
-from scheduler.language_models.model_services.rows import WEEKS, expected_boot_s
+from scheduler.language_models.model_services.rows.services import WEEKS, expected_boot_s
 from scheduler.language_models.prompts import wording
 from scheduler.models import Job, ModelInstance, ModelService, ModelUse, Prompt
 

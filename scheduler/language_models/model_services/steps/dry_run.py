@@ -17,8 +17,8 @@ from django.conf import settings
 
 from monitor.facts.formats import shortest_size
 from monitor.gpus.snapshot import rows as snapshots
-from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import services as policy
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.runner import accounts
 from scheduler.runner.accounts import Account
 

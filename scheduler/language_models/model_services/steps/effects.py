@@ -17,7 +17,6 @@ from scheduler.facts.model_services import (
     InstanceState,
 )
 from scheduler.jobs.lifecycle.rows import queue as job_queue
-from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import sleep
 from scheduler.language_models.model_services.policy.lifecycle import (
     DRAIN_FOR,
@@ -26,6 +25,7 @@ from scheduler.language_models.model_services.policy.lifecycle import (
     Scale,
     backoff,
 )
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.models import Attempt, GpuHold, Job, ModelInstance, ModelService
 
 BY = "gpucoord"

@@ -24,7 +24,7 @@ from scheduler.jobs.lifecycle.rows import changes
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, Job
 from scheduler.submission.batches import policy as policy
-from scheduler.submission.batches import rows
+from scheduler.submission.batches.rows import batches as rows
 
 TOO_LARGE = f"The result is larger than {LARGEST_ITEM_RESULT} bytes; let the worker write a file."
 FINISHED = JobState.FINISHED.value

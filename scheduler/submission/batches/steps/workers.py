@@ -23,8 +23,8 @@ from scheduler.models import Attempt, Batch, ExclusiveRun, Job
 from scheduler.runner import accounts, clearing, worker_files
 from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches import policy as policy
-from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import MOST_WAITING, BatchPolicy
+from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.rows import workers as worker_rows
 from scheduler.submission.batches.rows.workers import Crew
 from scheduler.submission.intake import actions as intake

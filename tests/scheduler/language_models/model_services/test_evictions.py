@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 
 from monitor.models import Claim, Event, Gpu, ProcessUse
 from scheduler.facts.jobs import Outcome
-from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.models import GpuHold, Job, ModelInstance, ModelService
 from tests.builders import GIB
 from tests.monitor.past import process_use

@@ -11,9 +11,9 @@ from monitor.models import Claim, Event
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.model_services import InstanceFact, InstanceState
 from scheduler.jobs.lifecycle.rows import queue as job_queue
-from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import sleep
 from scheduler.language_models.model_services.policy.sleep import Release
+from scheduler.language_models.model_services.rows import services as rows
 from scheduler.models import Job, ModelInstance, ModelService
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.scheduler.language_models.model_services.model_box import Box, load, scripts

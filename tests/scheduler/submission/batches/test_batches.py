@@ -18,8 +18,8 @@ from gpucoord_site.cli.batch import UnreadableInput, items_of
 from monitor.models import Event
 from scheduler.facts.batches import MOST_ITEMS
 from scheduler.models import Batch, Job, Quota, ScriptDefinition
-from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import Pace, expected_end, jobs_to_make
+from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
 from tests.builders import NOW

@@ -128,7 +128,7 @@ def test_prompts_that_run_for_too_long_do_not_hold_the_batch_up(root: User) -> N
 
 
 def test_a_demand_boots_no_model_while_the_batch_has_its_gpu(root: User) -> None:
-    from scheduler.language_models.model_services import rows as model_rows
+    from scheduler.language_models.model_services.rows import services as model_rows
 
     box = Box(gpus=1)
     service = box.model()
@@ -262,7 +262,7 @@ def test_a_batch_whose_mode_was_ended_goes_on_sharing(root: User) -> None:
 
 @pytest.mark.parametrize("step", ["announced", "draining", "unloading", "working"])
 def test_a_cancelled_batch_gives_everything_back(root: User, step: str) -> None:
-    from scheduler.submission.batches import rows
+    from scheduler.submission.batches.rows import batches as rows
 
     box = Box(gpus=1)
     box.model()
