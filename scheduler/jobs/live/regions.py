@@ -32,8 +32,7 @@ from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.jobs.timeline import pages as timeline_pages
-from scheduler.limits.throttle import pages as mode_badge
-from scheduler.limits.throttle.pages import REGION
+from scheduler.limits.throttle.pages import MODE_REGION, REGION
 from scheduler.models import BatchItem, Job
 from scheduler.submission.batches import live as batch_pages
 
@@ -183,7 +182,7 @@ def _counts() -> QuerySet[Any, tuple[str, int]]:
 
 
 def register_regions() -> None:
-    register(mode_badge.REGION)
+    register(MODE_REGION)
     register(REGION)
     register(timeline_pages.REGION)
     register(Region("queue", "scheduler/_queue.html", load, is_right=True))
