@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 from scheduler.facts.blockers import Blocker
-from scheduler.facts.jobs import Ends, PriorityClass, Requirement, RunTime
+from scheduler.facts.jobs import Ends, PriorityClass, QueuedJob, Requirement, RunTime
 from scheduler.facts.people import UserAccount, Window
 
 
@@ -186,13 +186,50 @@ class Throttle:
     uses: Mapping[str, float] = field(default_factory=dict)
 
 
+class Departure(Protocol):
+    """Models that leave their GPUs for a waiting job. model_jobs: the jobs that they run as."""
+
+    @property
+    def job(self) -> QueuedJob: ...
+    @property
+    def model_jobs(self) -> tuple[int, ...]: ...
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]: ...
+
+
+class LoadedModels(Protocol):
+    """The language models on a host, and the rules by which they leave for waiting jobs."""
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """The jobs of models that are leaving now."""
+
+    def decide(
+        self,
+        scripts: int,
+        jobs: Sequence[QueuedJob],
+        gpus: Sequence[Slot],
+        fits: Callable[[QueuedJob, Slot], bool],
+        now: datetime,
+        gone: Collection[int] = (),
+    ) -> Departure | None:
+        """For the first of these jobs for which one leaves.
+
+        scripts: number of waiting jobs with GPUs. gone: jobs of models that have left.
+        """
+
+    def free_from(self) -> Iterable[datetime]:
+        """When each may leave at the earliest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
     """Resources of a host. blocker: why no job may start on its GPUs.
 
     cpu_jobs: number of jobs without a GPU that have not ended. people: accounts by user name; a
     missing user has no limits. windows: time windows of all users. reserved: the model for which a
-    GPU is reserved, by UUID. left_to_others: jobs for which another host reserves GPUs.
+    GPU is reserved, by UUID. left_to_others: jobs for which another host reserves GPUs. models: for
+    forecasts only.
     """
 
     host: str
@@ -205,6 +242,7 @@ class Slots:
     windows: tuple[Window, ...] = ()
     reserved: Mapping[str, str] = field(default_factory=dict)
     left_to_others: frozenset[int] = frozenset()
+    models: LoadedModels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from monitor.runtime.facts import Guard, TimedCache
@@ -11,18 +10,14 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
-from scheduler.facts.model_services import InstanceState
 from scheduler.facts.plans import PlanPolicy, Slot
 from scheduler.language_models.model_services.policy import sleep
 from scheduler.language_models.model_services.policy.eviction import (
     Candidate,
+    Decision,
     EvictionPolicy,
-    Queues,
-    Victims,
+    Loaded,
     beside_sleeping,
-    may_leave,
-    should_evict_for_scripts,
-    victims,
 )
 from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.rows import services as rows
@@ -32,18 +27,7 @@ from scheduler.queue.planner.matching import reject_code
 
 # Jobs for which an eviction is considered in one pass, in the order of the queue.
 MOST_CONSIDERED = 8
-SLEEPS = "the model there sleeps"
 AVERAGE_FOR = timedelta(minutes=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The instances that leave for a job, and why."""
-
-    job: QueuedJob
-    victims: Victims
-    reason: str
-    slots: tuple[Slot, ...] = ()
 
 
 class ModelWakes:
@@ -90,6 +74,29 @@ class ModelWakes:
         return len(fitting) == len(row.gpu_uuids)
 
 
+class ModelInputs:
+    """Loads what the rules of the policy `eviction` need, for one host."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._average: TimedCache[float | None] = TimedCache(
+            lambda _now: demand.average_script_s(), AVERAGE_FOR
+        )
+
+    def loaded(self, now: datetime) -> Loaded | None:
+        """None: no model is there. This costs one query then."""
+        instances = rows.loaded_on(self._host)
+        if not instances:
+            return None
+        return Loaded(
+            candidates=tuple(rows.candidate(row, now) for row in instances),
+            policy=thresholds.current(EvictionPolicy),
+            prompts=demand.waiting_prompts(now),
+            script_s=self._average(now),
+            leaving=tuple(row.job_id or 0 for row in instances if rows.leaves(row, now)),
+        )
+
+
 class ModelEvictions:
     """`step(now)` evicts for one waiting job at a time; one query if no model is on a GPU."""
 
@@ -99,94 +106,45 @@ class ModelEvictions:
         self._policy = policy
         self._isolation = ItemIsolation(host, "model evictions", guard)
         self._inputs = PlanInputs(host, policy, self._isolation)
-        self._average: TimedCache[float | None] = TimedCache(
-            lambda _now: demand.average_script_s(), AVERAGE_FOR
-        )
+        self._models = ModelInputs(host)
 
     def step(self, now: datetime) -> list[str]:
         """Returns the names of the models that leave."""
-        loaded = rows.loaded_on(self._host)
-        if not loaded or any(rows.leaves(row, now) for row in loaded):
+        models = self._models.loaded(now)
+        if models is None or models.leaving:
             return []
-        policy = thresholds.current(EvictionPolicy)
-        candidates = [rows.candidate(row, now) for row in loaded]
-        leaving = [candidate for candidate in candidates if may_leave(candidate, policy, now)]
-        if not policy.enabled or not leaving or not demand.waiting_scripts():
+        scripts = demand.waiting_scripts()
+        may_leave = scripts > 0 and models.may_any_leave(scripts, now)
+        in_need = demand.in_need(MOST_CONSIDERED) if may_leave else {}
+        if not in_need:
             return []
-        decision = self._decide(candidates, policy, now)
+        jobs = [job for job in self._inputs.queue(now) if job.id in in_need]
+        slots = self._inputs.given(jobs, now).slots
+        gpus = [gpu for gpu in slots.gpus if gpu.gpu_uuid not in slots.reserved]
+        jobs.sort(key=lambda job: in_need[job.id])
+        decision = models.decide(scripts, jobs, gpus, self._fits, now)
         if decision is None:
             return []
         self._isolation.attempt(
-            f"eviction for job {decision.job.id}", lambda: self._evict(decision, now), now
+            f"eviction for job {decision.job.id}", lambda: self._evict(decision, gpus, now), now
         )
         return [candidate.name for candidate in decision.victims.chosen]
 
-    def _decide(
-        self, candidates: Sequence[Candidate], policy: EvictionPolicy, now: datetime
-    ) -> Decision | None:
-        waiting = Queues(
-            scripts=demand.waiting_scripts(),
-            prompts=demand.waiting_prompts(now),
-            ready=demand.ready_gpus(candidates),
-            script_s=self._average(now),
-        )
-        # The model that boots fastest: if it need not leave, none need.
-        boot_s = min(candidate.reload_s for candidate in candidates)
-        asleep = [
-            candidate
-            for candidate in candidates
-            if candidate.instance.state is InstanceState.SLEEPING
-        ]
-        is_due = should_evict_for_scripts(waiting, boot_s, policy) is not None
-        if not (is_due or asleep):
-            return None
-        jobs = self._inputs.queue(now)
-        in_need = demand.in_need(MOST_CONSIDERED)
-        chosen = sorted((job for job in jobs if job.id in in_need), key=lambda job: in_need[job.id])
-        slots = self._inputs.given(chosen, now).slots if chosen else None
-        gpus = [gpu for gpu in slots.gpus if gpu.gpu_uuid not in slots.reserved] if slots else []
-        for job in chosen:
-            # Sleeping models answer no requests, so they make room for any job.
-            leaving = self._victims(asleep, job, gpus, policy, now)
-            if leaving is not None:
-                return Decision(job, leaving, SLEEPS, slots=tuple(gpus))
-            leaving = self._victims(candidates, job, gpus, policy, now)
-            if leaving is None:
-                continue
-            boot_s = max(candidate.reload_s for candidate in leaving.chosen)
-            reason = should_evict_for_scripts(waiting, boot_s, policy)
-            if reason is not None:
-                return Decision(job, leaving, reason, slots=tuple(gpus))
-        return None
-
-    def _victims(
-        self,
-        candidates: Sequence[Candidate],
-        job: QueuedJob,
-        gpus: Sequence[Slot],
-        policy: EvictionPolicy,
-        now: datetime,
-    ) -> Victims | None:
-        def fits(gpu: Slot) -> bool:
-            return self._fits(job, gpu)
-
-        return victims(candidates, gpus, job.requirement.gpus, fits, policy, now)
-
-    def _fits_beside(self, decision: Decision, candidate: Candidate) -> bool:
+    def _fits_beside(self, decision: Decision, candidate: Candidate, gpus: Iterable[Slot]) -> bool:
         """Whether the job also fits on its GPUs when the instance sleeps there."""
         left_bytes = sleep.most_left(candidate.instance.memory_bytes)
         return all(
             self._fits(
                 decision.job, beside_sleeping(gpu, candidate.instance.job_id or 0, left_bytes)
             )
-            for gpu in decision.slots
+            for gpu in gpus
             if gpu.gpu_uuid in decision.victims.gpu_uuids
         )
 
     def _fits(self, job: QueuedJob, gpu: Slot) -> bool:
         return reject_code(job.requirement, gpu, self._policy, job.id) is None
 
-    def _evict(self, decision: Decision, now: datetime) -> None:
+    def _evict(self, decision: Decision, gpus: Sequence[Slot], now: datetime) -> None:
         with self._guard():
             for candidate in decision.victims.chosen:
                 effects.evict(
@@ -195,6 +153,6 @@ class ModelEvictions:
                     decision.reason,
                     now,
                     may_sleep=len(decision.victims.chosen) == 1
-                    and self._fits_beside(decision, candidate),
+                    and self._fits_beside(decision, candidate, gpus),
                 )
             effects.hold_for(decision.job.id, self._host, decision.victims.gpu_uuids, now)

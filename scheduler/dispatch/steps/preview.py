@@ -17,6 +17,7 @@ from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
+from scheduler.dispatch.steps.model_evictions import ModelInputs
 from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
 from scheduler.facts.plans import Slot
@@ -46,8 +47,8 @@ class PlanForecast:
 class ForecastCache:
     """The input and the forecast of one host, at most KEPT old."""
 
-    def __init__(self, supply: PlanInputs) -> None:
-        self.supply = supply
+    def __init__(self, supply: PlanInputs, models: ModelInputs) -> None:
+        self.supply, self._models = supply, models
         self.lock = Lock()
         self._forecast = TimedCache(self._load, KEPT)
 
@@ -58,7 +59,9 @@ class ForecastCache:
         queue = self.supply.queue(now, queue_facts.queue_mark())
         # A page may ask about a GPU while no job waits for one.
         example = _queued(NewJob(command="true"), "", now, None)
-        return PlanForecast(replace(self.supply.given([*queue, example], now), queue=queue))
+        given = self.supply.given([*queue, example], now)
+        slots = replace(given.slots, models=self._models.loaded(now))
+        return PlanForecast(replace(given, queue=queue, slots=slots))
 
     def estimate_all(self, now: datetime) -> Mapping[int, Estimate]:
         current = self._forecast(now)
@@ -75,7 +78,7 @@ _known: dict[str, ForecastCache] = {}
 
 def _of(host: str) -> ForecastCache:
     if host not in _known:
-        _known[host] = ForecastCache(PlanInputs(host, plan_inputs.plan_policy()))
+        _known[host] = ForecastCache(PlanInputs(host, plan_inputs.plan_policy()), ModelInputs(host))
     return _known[host]
 
 

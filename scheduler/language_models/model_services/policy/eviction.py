@@ -9,12 +9,15 @@ The three rules, with S queued scripts, L queued prompts and R GPUs in `llm_read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain, combinations
+from math import inf
 
 from monitor.facts.thresholds import threshold
+from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.model_services import InstanceFact, InstanceState, Role
 from scheduler.facts.plans import Slot
 
@@ -24,6 +27,7 @@ MOST_TRIED = 8
 
 # Without waiting prompts, a model is evicted when more jobs than this wait for a GPU.
 LONG_SCRIPT_QUEUE = 20
+SLEEPS = "the model there sleeps"
 # Run time of a job until jobs have ended and one is measured.
 SCRIPT_S = 45.0
 
@@ -99,8 +103,12 @@ def may_leave(candidate: Candidate, policy: EvictionPolicy, now: datetime) -> bo
         return False
     if policy.prefer_idle_llm_eviction and instance.is_busy:
         return False
-    ready_at = instance.ready_at or instance.since
-    return now - ready_at >= timedelta(seconds=candidate.min_residency_s)
+    return now >= _free_from(candidate)
+
+
+def _free_from(candidate: Candidate) -> datetime:
+    ready_at = candidate.instance.ready_at or candidate.instance.since
+    return ready_at + timedelta(seconds=candidate.min_residency_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,113 @@ class Victims:
 
     chosen: tuple[Candidate, ...]
     gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The instances that leave for a job, and why."""
+
+    job: QueuedJob
+    victims: Victims
+    reason: str
+
+    @property
+    def model_jobs(self) -> tuple[int, ...]:
+        return tuple(each.instance.job_id or 0 for each in self.victims.chosen)
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        return self.victims.gpu_uuids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The models on the GPUs of a host, and what decides which of them leave.
+
+    prompts: number of waiting prompts. script_s: as in Queues. leaving: jobs of instances that are
+    leaving.
+    """
+
+    candidates: tuple[Candidate, ...]
+    policy: EvictionPolicy
+    prompts: int = 0
+    script_s: float | None = None
+    leaving: tuple[int, ...] = ()
+
+    def may_any_leave(self, scripts: int, now: datetime) -> bool:
+        """Whether the rules let any leave, if that makes room for a job."""
+        can_leave = any(may_leave(each, self.policy, now) for each in self.candidates)
+        return self.policy.enabled and can_leave and self._is_due(scripts, self.candidates)
+
+    def free_from(self) -> Iterable[datetime]:
+        """When each may leave at the earliest."""
+        return [_free_from(candidate) for candidate in self.candidates]
+
+    def decide(
+        self,
+        scripts: int,
+        jobs: Sequence[QueuedJob],
+        gpus: Sequence[Slot],
+        fits: Callable[[QueuedJob, Slot], bool],
+        now: datetime,
+        gone: Collection[int] = (),
+    ) -> Decision | None:
+        """For the first of these jobs for which instances leave.
+
+        scripts: number of waiting jobs with GPUs. fits: whether a hypothetical state of a GPU can
+        take a job. gone: jobs of instances that have left.
+        """
+        here = [each for each in self.candidates if each.instance.job_id not in gone]
+        if not self._is_due(scripts, here):
+            return None
+        asleep = [each for each in here if each.instance.state is InstanceState.SLEEPING]
+        for job in jobs:
+            # Sleeping models answer no requests, so they make room for any job.
+            leaving = self._victims(asleep, job, gpus, fits, now)
+            if leaving is not None:
+                return Decision(job=job, victims=leaving, reason=SLEEPS)
+            leaving = self._victims(here, job, gpus, fits, now)
+            if leaving is None:
+                continue
+            boot_s = max(candidate.reload_s for candidate in leaving.chosen)
+            reason = self._reason(scripts, here, boot_s)
+            if reason is not None:
+                return Decision(job=job, victims=leaving, reason=reason)
+        return None
+
+    def _is_due(self, scripts: int, here: Sequence[Candidate]) -> bool:
+        """Sleeping models leave at once. Of others the one that boots fastest: if it need not
+        leave, none need."""
+        if any(each.instance.state is InstanceState.SLEEPING for each in here):
+            return True
+        boot_s = min((candidate.reload_s for candidate in here), default=inf)
+        return self._reason(scripts, here, boot_s) is not None
+
+    def _reason(self, scripts: int, here: Sequence[Candidate], boot_s: float) -> str | None:
+        waiting = Queues(
+            scripts=scripts, prompts=self.prompts, ready=ready_gpus(here), script_s=self.script_s
+        )
+        return should_evict_for_scripts(waiting, boot_s, self.policy)
+
+    def _victims(
+        self,
+        candidates: Sequence[Candidate],
+        job: QueuedJob,
+        gpus: Sequence[Slot],
+        fits: Callable[[QueuedJob, Slot], bool],
+        now: datetime,
+    ) -> Victims | None:
+        return victims(candidates, gpus, job.requirement.gpus, partial(fits, job), self.policy, now)
+
+
+def ready_gpus(candidates: Iterable[Candidate]) -> int:
+    """GPUs with a loaded model and no request in flight."""
+    idle = (
+        candidate.instance
+        for candidate in candidates
+        if candidate.instance.state is InstanceState.READY and not candidate.instance.is_busy
+    )
+    return len({uuid for instance in idle for uuid in instance.gpu_uuids})
 
 
 def victims(

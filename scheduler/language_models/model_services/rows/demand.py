@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from django.db.models import Min, QuerySet, Sum
@@ -14,7 +13,6 @@ from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.facts.prompts import Instance, PromptStatus
-from scheduler.language_models.model_services.policy.eviction import Candidate
 from scheduler.language_models.model_services.policy.lifecycle import DEMAND_FOR
 from scheduler.language_models.model_services.policy.prediction import Demand, Prediction, predict
 from scheduler.language_models.model_services.rows.services import WEEKS, expected_boot_s
@@ -91,16 +89,6 @@ def waiting_prompts(now: datetime) -> int:
     enabled = ModelService.objects.filter(enabled=True)
     requests = enabled.filter(wanted_at__gte=now - DEMAND_FOR).count()
     return requests + Prompt.objects.filter(status=PromptStatus.QUEUED.value).count()
-
-
-def ready_gpus(candidates: Iterable[Candidate]) -> int:
-    """GPUs with a loaded model and no request in flight."""
-    idle = (
-        candidate.instance
-        for candidate in candidates
-        if candidate.instance.state is InstanceState.READY and not candidate.instance.is_busy
-    )
-    return len({uuid for instance in idle for uuid in instance.gpu_uuids})
 
 
 def in_need(most: int) -> dict[int, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -21,7 +21,8 @@ from typing import Any
 
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import CLASSES, QueuedJob, RunTime
-from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
+from scheduler.facts.model_services import OWNER
+from scheduler.facts.plans import LoadedModels, PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, preemption
 from scheduler.queue.planner.capacity import RAMP
 from scheduler.queue.planner.forecast.classes import HORIZON, Entry, JobClass, Kind, Queue
@@ -126,6 +127,8 @@ class Simulation:
         self._numbers = count()
         self._followers: dict[int, list[tuple[QueuedJob, set[int], datetime]]] = defaultdict(list)
         self._waiting: dict[str, int] = defaultdict(int)
+        # Jobs of models that were evicted.
+        self._evicted: set[int] = set()
         # Running jobs that could be preempted.
         self._preemptible: set[int] = set()
         # Owners whose jobs have ended since the last pass: the places of their waiting jobs change.
@@ -188,6 +191,8 @@ class Simulation:
             if account.budget is not None:
                 resets_at = account.budget.resets_at
                 self._at(resets_at, self._reset_budget, account.owner, is_periodic=True)
+        if self._slots.models is not None:
+            self._follow_models(self._slots.models)
         self._lift_later()
         self._follow_windows()
         for kind in self._kinds.values():
@@ -214,7 +219,9 @@ class Simulation:
         self._may_preempt(job)
 
     def _end_of(self, job: RunningJob) -> datetime | None:
-        """When a running job ends; None = unknown."""
+        """When a running job ends; None = unknown, or it is a model, which stays."""
+        if job.owner == OWNER:
+            return None
         if job.yields:
             return self._now + SHORTEST
         ends = job.ends
@@ -472,6 +479,8 @@ class Simulation:
 
     def _length(self, job: QueuedJob, before: int) -> timedelta | None:
         """How long a job takes that starts on a GPU after `before` others."""
+        if job.owner == OWNER:
+            return None
         expected = job.expected
         if expected is not None:
             typical, longest = expected.p50, expected.p90
@@ -494,6 +503,36 @@ class Simulation:
         least = timedelta(minutes=self._rules.preemption.min_run_minutes)
         if not job.idle_work and job.started_at + least > self._now:
             self._at(job.started_at + least, _nothing)
+
+    def _follow_models(self, models: LoadedModels) -> None:
+        self._unload(models.leaving)
+        for free_from in models.free_from():
+            if free_from > self._now:
+                self._at(free_from, _nothing)
+
+    def _unload(self, model_jobs: Iterable[int]) -> None:
+        for job_id in model_jobs:
+            self._evicted.add(job_id)
+            self._at(self._now + LEAVES_AFTER, self._end, job_id)
+
+    def _evict_models(self, models: LoadedModels) -> None:
+        """Models leave for the first jobs that only lack GPUs, one after the other."""
+        if not self._evicted.isdisjoint(self._running):
+            return
+        lacking = [job for job, _ in self._lacking() if job.requirement.gpus]
+        if not lacking:
+            return
+        gpus = [gpu for gpu in self._pool.gpus if gpu.gpu_uuid not in self._slots.reserved]
+        waiting = sum(self._waiting.values())
+        leaving = models.decide(waiting, lacking, gpus, self._could_fit, self._now, self._evicted)
+        if leaving is None:
+            return
+        self._pool.change(leaving.gpu_uuids, reserved_for=leaving.job.id)
+        self._pool.beneficiaries.add(leaving.job.id)
+        self._unload(leaving.model_jobs)
+
+    def _could_fit(self, job: QueuedJob, gpu: Slot) -> bool:
+        return reject_code(job.requirement, gpu, self._policy, job.id) is None
 
     def _leave(self, request: Yield) -> None:
         """A job was asked to yield."""
@@ -598,6 +637,8 @@ class Simulation:
                 self._take(job, job_class, chosen)
         if self._preemptible:
             self._preempt()
+        if self._slots.models is not None:
+            self._evict_models(self._slots.models)
 
     def _tried(self) -> Iterator[tuple[Place, JobClass]]:
         """The first class of all kinds that a GPU may take, again and again."""

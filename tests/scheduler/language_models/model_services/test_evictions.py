@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import Claim, Event, Gpu, ProcessUse
+from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Outcome
 from scheduler.language_models.model_services.rows import services as rows
 from scheduler.models import GpuHold, Job, ModelInstance, ModelService
@@ -78,6 +79,36 @@ def test_six_waiting_jobs_evict_an_idle_model_and_the_first_gets_its_gpu(alice: 
     box.end(loaded.job, Outcome.CANCELLED)
     box.step()
     assert Job.objects.get(pk=five[0].pk).state == "starting"
+
+
+def test_the_forecast_knows_when_a_model_leaves_for_jobs(alice: User) -> None:
+    box = Box()
+    loaded = load(box)
+    loaded.service.boots.update(boot_s=1e6)
+    ModelService.objects.update(min_residency_s=60)
+    first, *_ = scripts(alice, 5, box.now)
+    box.step()
+    assert _expected(first, box) is None
+
+    scripts(alice, 1, box.now)
+    box.step()
+    expected = _expected(first, box)
+    assert expected is not None
+    assert loaded.ready_at is not None
+    assert expected - loaded.ready_at == pytest.approx(
+        timedelta(seconds=70), abs=timedelta(seconds=5)
+    )
+    assert [box.step(after_s=29) for _ in range(2)] == [[], ["small"]]
+    assert expected - box.now <= timedelta(seconds=15)
+    # It still says so while the model is leaving.
+    left = _expected(first, box)
+    assert left is not None
+    assert timedelta() < left - box.now <= timedelta(seconds=15)
+
+
+def _expected(job: Job, box: Box) -> datetime | None:
+    preview.forget()
+    return preview.estimates_on("gpubox", box.now)[job.pk].p50
 
 
 def test_an_evicted_model_is_loaded_again_when_no_job_waits(alice: User) -> None:
