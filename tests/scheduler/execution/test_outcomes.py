@@ -17,7 +17,7 @@ from scheduler.facts.plans import Yield
 from scheduler.jobs.lifecycle.policy.retries import MOST_LOST
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import queue as job_queue
-from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows import queue_facts, transitions
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.wording import text
 from scheduler.runner.attempt_files import AttemptFiles
@@ -50,6 +50,19 @@ def _lose(job: Job) -> Job:
     outcomes.record_lost(_attempt(job), look, "The machine restarted.", LATER)
     job.refresh_from_db()
     return job
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_the_end_of_a_job_has_its_gpus_read_at_once_if_another_waits_for_one(
+    alice: User, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    woken: list[str] = []
+    monkeypatch.setattr(transitions, "wake", lambda name, **_: woken.append(name))
+    jobs_made.waiting(alice, requirement=Requirement(gpus=gpus))
+
+    _end(jobs_made.running(alice), exit_code=0)
+
+    assert woken == ["sampler"] * gpus
 
 
 def test_a_job_killed_with_its_machine_ended_when_it_was_last_seen(alice: User) -> None:

@@ -346,8 +346,16 @@ def _free_gpus(attempt: Attempt, ended_at: datetime, now: datetime) -> None:
         is_late = now - ended_at > LONGEST_GAP
         at = max(ended_at, attempt.placed_at) if is_late else now
         snapshots.close_claims(str(attempt.job_id), at)
-        # Its GPUs take other jobs once a reading shows that its memory is free.
-        wake("sampler", only_here=True)
+        if _waits_for_gpus():
+            # The GPUs take other jobs once a reading shows that its memory is free.
+            wake("sampler", only_here=True)
+
+
+@compiled_once
+def _waits_for_gpus() -> QuerySet[Any, int]:
+    """The number of one job that waits for a GPU, if there is any."""
+    waiting = Job.objects.filter(state=JobState.QUEUED.value, gpus__gt=0)
+    return waiting.order_by().values_list("pk", flat=True)[:1]
 
 
 def _end_attempt(attempt: Attempt, ending: AttemptEnding, outcome: str) -> bool:
