@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -11,6 +14,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from monitor.facts.formats import duration
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import GpuReading
 from monitor.gpus.snapshot import rows as snapshots
@@ -21,7 +25,9 @@ from scheduler.models import IdleChoice
 from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use
 from scheduler.submission.idle_work.api import bodies
 
-MOST_CHOICES = 50
+MOST_CHOICES, MOST_REASONS = 50, 2
+# A factor nearer to 1 explains no choice.
+LEAST_EFFECT = 0.05
 FACTORS = {
     SignalName.CURRICULUM_WEIGHT: "curriculum",
     SignalName.IMPROVEMENT_VELOCITY: "velocity",
@@ -42,9 +48,21 @@ class IdleLine:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLine:
+    """chances: of all candidates, the likeliest first. weights: how each chance came about."""
+
     choice: IdleChoice
     gpu: GpuLink | None
-    reasons: tuple[str, ...]
+    chances: str
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLine:
+    """reason: why its chance is more or less than by its own weight, in words."""
+
+    body: dict[str, Any]
+    reason: str
+    weights: str
 
 
 @require_safe
@@ -53,6 +71,8 @@ def idle_work(request: HttpRequest) -> HttpResponse:
     policy = thresholds.current(IdlePolicy)
     choices = list(IdleChoice.objects.order_by("-at", "-id")[:MOST_CHOICES])
     links = gpu_links(choice.gpu_uuid for choice in choices if choice.gpu_uuid)
+    lines = template_lines(bodies(now), now)
+    able = [line for line in lines if line.body["enabled"] and line.body["share"]]
     context: dict[str, Any] = {
         "idle": [
             IdleLine(snapshot.host.name, gpu, since, _use(gpu))
@@ -60,9 +80,15 @@ def idle_work(request: HttpRequest) -> HttpResponse:
             for gpu, since in idle_by_use(snapshot.gpus, policy, now)
         ],
         "idle_seconds": policy.idle_seconds,
-        "templates": [(body, _factors(body["factors"])) for body in bodies(now)],
+        "templates": lines,
+        "next": max(able, key=lambda line: line.body["share"], default=None),
         "choices": [
-            ChoiceLine(choice, links.get(choice.gpu_uuid), tuple(map(_reason, choice.candidates)))
+            ChoiceLine(
+                choice,
+                links.get(choice.gpu_uuid),
+                _chances(choice.candidates),
+                tuple(map(_weights, choice.candidates)),
+            )
             for choice in choices
         ],
     }
@@ -89,8 +115,48 @@ def _factors(factors: dict[str, float]) -> str:
     return ", ".join(words) or "all factors × 1"
 
 
-def _reason(candidate: dict[str, Any]) -> str:
-    """Why a candidate had its chance."""
+def template_lines(found: list[dict[str, Any]], now: datetime) -> list[TemplateLine]:
+    fastest = max((_velocity(body) for body in found), default=1.0)
+    return [
+        TemplateLine(
+            body,
+            " and ".join(islice(_words(body, fastest, now), MOST_REASONS)),
+            f"weight {body['weight']:g}, {_factors(body['factors'])}",
+        )
+        for body in found
+    ]
+
+
+def _velocity(body: dict[str, Any]) -> float:
+    return float(body["factors"].get(SignalName.IMPROVEMENT_VELOCITY.value, 1.0))
+
+
+def _words(body: dict[str, Any], fastest: float, now: datetime) -> Iterator[str]:
+    """What its posted signals say about it, as a clause each, the one with most effect first."""
+    factors = body["factors"]
+    for name in sorted(factors, key=lambda each: -abs(math.log(max(factors[each], 1e-9)))):
+        factor = factors[name]
+        if abs(factor - 1) < LEAST_EFFECT:
+            continue
+        if name == SignalName.CURRICULUM_WEIGHT:
+            yield f"its curriculum weight is {'high' if factor > 1 else 'low'}"
+        elif name == SignalName.IMPROVEMENT_VELOCITY:
+            yield "it improves fastest" if factor == fastest else "it improves"
+        elif name == SignalName.QUALITY:
+            yield f"the quality of its results is {'high' if factor > 1 else 'low'}"
+        else:
+            posted = body["signals"][name]
+            age_s = 3600 * posted["value"] + (now - posted["at"]).total_seconds()
+            yield f"its data is {duration(age_s)} old"
+
+
+def _chances(candidates: list[dict[str, Any]]) -> str:
+    ordered = sorted(candidates, key=lambda each: -each["share"])
+    return ", ".join(f"{each['name']} {100 * each['share']:.0f} %" for each in ordered)
+
+
+def _weights(candidate: dict[str, Any]) -> str:
+    """How a candidate had its chance."""
     share = 100 * candidate["share"]
     return (
         f"{candidate['name']} {share:.3g} %: weight {candidate['base']:g},"

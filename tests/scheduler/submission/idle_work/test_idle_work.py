@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from time_machine import TimeMachineFixture
 
 from monitor.facts.gpu_states import GpuState
 from monitor.gpus.snapshot import rows as monitor_store
@@ -18,7 +19,8 @@ from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.plans import PlanPolicy
 from scheduler.models import IdleChoice, IdleTemplate, Job, Quota
 from scheduler.queue.planner.plan import plan
-from scheduler.submission.idle_work import rows
+from scheduler.submission.idle_work import pages, rows
+from scheduler.submission.idle_work.api import bodies
 from scheduler.submission.idle_work.step import IdleWork
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, host, snapshot
@@ -269,3 +271,45 @@ def test_the_page_explains_each_choice(alice: User) -> None:
 
     assert "train 60 %: weight 1, quality × 1.5" in page
     assert "other 40 %: weight 1, all factors × 1" in page
+
+
+def test_the_page_names_the_next_template_and_the_reason_in_words(
+    alice: User, time_machine: TimeMachineFixture
+) -> None:
+    time_machine.move_to(NOW, tick=False)
+    row = template(alice)
+    row.signals = {"data_age_hours": {"value": 192, "at": (NOW - timedelta(days=1)).isoformat()}}
+    row.save()
+    template(alice, "other", weight=0.5)
+    template(alice, "off", enabled=False)
+    client = Client()
+    client.force_login(alice)
+
+    page = client.get("/idle-work/").content.decode()
+
+    assert "Next: <b>train</b> (80 %), because its data is 9 d old." in page
+    assert "<summary>Its data is 9 d old</summary>" in page
+    assert "weight 1, data age × 2" in page
+    assert "<summary>Its own weight alone</summary>" in page
+
+
+@pytest.mark.parametrize(
+    ("posted", "words"),
+    [
+        ({"quality": 0.1}, "the quality of its results is low"),
+        ({"curriculum_weight": 4, "quality": 0.9},
+         "its curriculum weight is high and the quality of its results is high"),
+        ({"improvement_velocity": 3}, "it improves fastest"),
+        ({"curriculum_weight": 1.01}, ""),
+    ],
+)  # fmt: skip
+def test_posted_signals_are_reasons_in_words(
+    posted: dict[str, float], words: str, alice: User
+) -> None:
+    row = template(alice)
+    row.signals = {name: {"value": value, "at": NOW.isoformat()} for name, value in posted.items()}
+    row.save()
+
+    (line,) = pages.template_lines(bodies(NOW), NOW)
+
+    assert line.reason == words
