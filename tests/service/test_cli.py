@@ -204,3 +204,21 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
         done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
 
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_each_command_without_django_starts_without_settings() -> None:
+    code = (
+        "import importlib; from gpucoord_site.cli.main import COMMANDS\n"
+        "targets = [target for _, target in COMMANDS.values() if target]\n"
+        "for target in targets:\n"
+        "    module, function = target.split(':')\n"
+        "    getattr(importlib.import_module(module), function)\n"
+        "print(len(targets))"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+
+    assert ran.stderr == ""
+    assert int(ran.stdout) > 15

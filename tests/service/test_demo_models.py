@@ -14,7 +14,7 @@ from django.test import Client
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import model_services as demo
-from gpucoord_site.demo.command import Activity
+from gpucoord_site.demo.activity import Activity
 from gpucoord_site.demo.model_services import BACKLOG, LEAVES, STAYS
 from gpucoord_site.demo.past import PEOPLE
 from monitor.models import Event
