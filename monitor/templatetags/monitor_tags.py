@@ -149,6 +149,12 @@ def user_colour(user: str | None) -> str:
 
 
 @register.filter
+def user_mark(user: str) -> str:
+    """One or two letters for a user, where there is no room for the name."""
+    return look_of(user).mark
+
+
+@register.filter
 def with_code(text: str) -> SafeString:
     """A text in which `this` is set as code."""
     pieces = [(i % 2, piece) for i, piece in enumerate(text.split("`"))]

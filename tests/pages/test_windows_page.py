@@ -336,6 +336,8 @@ def test_the_calendar_shows_each_gpu_and_day_in_the_viewers_zone(
     assert "GPU 0, Tue 24: free. Request" in calendar_row(page, 0)
     assert "alice 21:00–24:00 (20:00–23:00 UTC). Request" in calendar_row(page, 1)
     assert "alice 00:00–07:00 (Tue 23:00–06:00 UTC). Request" in calendar_row(page, 1)
+    assert calendar_row(page, 1).count(">al</text>") == 1
+    assert calendar_row(page, 1).count(">alice</text>") == 1
     assert 'title="2026-11-23 23:00 to 2026-11-24 23:00 UTC">Tue 24</th>' in page
     assert "<title>Tue 24 21:00–07:00 (20:00–Wed 06:00 UTC)</title>" in page
     assert "Tue 1: alice" in browser.get("/windows/?week=1").content.decode()

@@ -13,6 +13,8 @@ from scheduler.limits.time_windows.policy import about, spans
 DAYS_SHOWN = 7
 # A cell in units of its viewBox: ten for each hour.
 HOUR, CELL_WIDE, CELL_HIGH = 10, 240, 24
+# A bar of five hours has room for a name, one of three hours for two letters.
+LEAST_NAMED, LEAST_MARKED, LEAST_HIGH = 5 * HOUR, 3 * HOUR, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,22 @@ class Bar:
     clashes: bool
     y: float = 0.0
     height: float = CELL_HIGH
+
+    @property
+    def left_pct(self) -> float:
+        """Where it begins in its cell."""
+        return round(100 * self.x / CELL_WIDE, 1)
+
+    @property
+    def width_pct(self) -> float:
+        return round(100 * self.width / CELL_WIDE, 1)
+
+    @property
+    def room(self) -> str:
+        """For the "name" of the holder, its "mark", or "" = neither."""
+        if self.height < LEAST_HIGH or self.width < LEAST_MARKED:
+            return ""
+        return "name" if self.width >= LEAST_NAMED else "mark"
 
     @property
     def words(self) -> str:
