@@ -115,15 +115,15 @@ def _factors(factors: dict[str, float]) -> str:
     return ", ".join(words) or "all factors × 1"
 
 
-def template_lines(found: list[dict[str, Any]], now: datetime) -> list[TemplateLine]:
-    fastest = max((_velocity(body) for body in found), default=1.0)
+def template_lines(templates: list[dict[str, Any]], now: datetime) -> list[TemplateLine]:
+    fastest = max((_velocity(body) for body in templates), default=1.0)
     return [
         TemplateLine(
             body,
             " and ".join(islice(_words(body, fastest, now), MOST_REASONS)),
             f"weight {body['weight']:g}, {_factors(body['factors'])}",
         )
-        for body in found
+        for body in templates
     ]
 
 
