@@ -132,7 +132,7 @@ def _velocity(body: dict[str, Any]) -> float:
 
 
 def _words(body: dict[str, Any], fastest: float, now: datetime) -> Iterator[str]:
-    """What its posted signals say about it, as a clause each, the one with most effect first."""
+    """A clause for each posted signal that changes its chance, the strongest first."""
     factors = body["factors"]
     for name in sorted(factors, key=lambda each: -abs(math.log(max(factors[each], 1e-9)))):
         factor = factors[name]
