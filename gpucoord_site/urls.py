@@ -8,7 +8,6 @@ from django.contrib.auth import views as auth
 from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 
-from gpucoord_site.accounts import agents as account_agents
 from gpucoord_site.accounts import login_link, people_pages
 from gpucoord_site.accounts import views as account_views
 from gpucoord_site.accounts.login_link import OpenInvitation
@@ -48,10 +47,14 @@ urlpatterns = [
     path(
         "account/tokens/<int:pk>/revoke/", account_views.revoke_token, name="account-token-revoke"
     ),
-    path("account/agents/", account_agents.add, name="account-agent-add"),
-    path("account/agents/<int:pk>/stop/", account_agents.stop, name="account-agent-stop"),
-    path("account/agents/<int:pk>/resume/", account_agents.resume, name="account-agent-resume"),
-    path("account/agents/<int:pk>/remove/", account_agents.remove, name="account-agent-remove"),
+    path("account/agents/", account_views.add_agent, name="account-agent-add"),
+    path("account/agents/<int:pk>/stop/", account_views.stop_agent, name="account-agent-stop"),
+    path(
+        "account/agents/<int:pk>/resume/", account_views.resume_agent, name="account-agent-resume"
+    ),
+    path(
+        "account/agents/<int:pk>/remove/", account_views.remove_agent, name="account-agent-remove"
+    ),
     path("account/sessions/end/", account_views.end_sessions, name="account-sessions-end"),
     path("people/", people_pages.all_people, name="people"),
     path("people/add/", people_pages.add, name="people-add"),

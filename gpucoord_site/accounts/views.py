@@ -1,4 +1,4 @@
-"""The page of a user's own account: password, API tokens and sessions."""
+"""The page of a user's own account: password, API tokens, agents and sessions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import logging
 from datetime import timedelta
 from typing import Any, cast
 
+from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import logout, update_session_auth_hash
+from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.decorators import method_decorator
@@ -21,11 +24,83 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
 from gpucoord_site.accounts import sessions as account_sessions
-from gpucoord_site.accounts.forms import AgentForm, LoginForm, OwnPasswordForm, TokenForm
-from monitor.facts.accounts import scopes_of
-from monitor.models import ApiToken
-from monitor.owners.accounts.rows import tokens as account_tokens
+from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_of, scopes_text
+from monitor.models import Agent, ApiToken
+from monitor.owners.accounts.rows import tokens
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.limits.agents import pages as agent_pages
+from scheduler.limits.quotas import rows
+
+DAYS = (7, 30, 90, 365)
+SUBMITTING = scopes_text({TokenScope.READ, TokenScope.SUBMIT})
+SCOPES = [
+    (scopes_text({TokenScope.READ}), "read"),
+    (SUBMITTING, "read, submit jobs and change own jobs"),
+    (scopes_text(ALL_SCOPES), "all my rights"),
+]
+
+
+class LoginForm(AuthenticationForm):
+    """The password form of the login page."""
+
+    error_messages = AuthenticationForm.error_messages | {
+        "invalid_login": "The user name or the password is wrong. Both are case-sensitive."
+    }
+
+
+class OwnPasswordForm(PasswordChangeForm):
+    """Changes the password; may revoke the tokens as well."""
+
+    revoke_tokens = forms.BooleanField(required=False, label="Revoke my API tokens too")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The form is not the first thing on its page.
+        self.fields["old_password"].widget.attrs.pop("autofocus", None)
+
+
+class AgentForm(forms.Form):
+    """A new agent with its token."""
+
+    name = forms.CharField(max_length=40, label="Name of the agent")
+    running_jobs = forms.IntegerField(
+        min_value=1, max_value=100, initial=2, label="Running jobs at a time"
+    )
+    gpu_minutes = forms.IntegerField(
+        min_value=0, max_value=1_000_000, initial=240, label="GPU-minutes a day"
+    )
+    days = forms.TypedChoiceField(
+        coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=30, label="Valid for"
+    )
+
+    def clean_name(self) -> str:
+        return _printable(self.cleaned_data["name"])
+
+
+class TokenForm(forms.Form):
+    """A new token. Every token expires."""
+
+    name = forms.CharField(max_length=80, required=False, label="Name (optional)")
+    days = forms.TypedChoiceField(
+        coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=90, label="Valid for"
+    )
+
+    scopes = forms.ChoiceField(
+        choices=SCOPES, initial=SUBMITTING, required=False, label="Rights of the token"
+    )
+
+    def clean_scopes(self) -> str:
+        return self.cleaned_data["scopes"] or SUBMITTING
+
+    def clean_name(self) -> str:
+        return _printable(self.cleaned_data["name"])
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise forms.ValidationError("Use printable characters only.")
+    return name
+
 
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 50
@@ -89,9 +164,7 @@ def add_token(request: HttpRequest) -> HttpResponse:
     lives = timedelta(days=form.cleaned_data["days"])
     name = form.cleaned_data["name"]
     scopes = scopes_of(form.cleaned_data["scopes"])
-    row, text = account_tokens.create_token(
-        user, timezone.now(), name=name, lives=lives, scopes=scopes
-    )
+    row, text = tokens.create_token(user, timezone.now(), name=name, lives=lives, scopes=scopes)
     owner = user.get_username()
     about = {"kind": "TOKEN_MADE", "owner": owner, "by": owner, "number": row.pk}
     logger.info("%s created a token of %s", owner, owner, extra=about)
@@ -177,3 +250,76 @@ def page(
 
 def _user(request: HttpRequest) -> User:
     return cast("User", request.user)
+
+
+# The agents of a user on the page of the account: make, stop, resume and remove them.
+
+MOST_AGENTS = 20
+
+
+@require_POST
+def add_agent(request: HttpRequest) -> HttpResponse:
+    """Make an agent and show its token once."""
+    user, now = _user(request), timezone.now()
+    form = AgentForm(request.POST)
+    if form.is_valid():
+        if Agent.objects.filter(user=user).count() >= MOST_AGENTS:
+            form.add_error(None, f"You have {MOST_AGENTS} agents, the most allowed.")
+        elif Agent.objects.filter(user=user, name=form.cleaned_data["name"]).exists():
+            form.add_error("name", "You have an agent of this name.")
+    if not form.is_valid():
+        return page(request, agent=form, status=422)
+    values = form.cleaned_data
+    with transaction.atomic():
+        agent = Agent.objects.create(
+            user=user,
+            name=values["name"],
+            running_jobs=values["running_jobs"],
+            gpu_minutes=values["gpu_minutes"],
+            created_at=now,
+        )
+        row, text = tokens.create_token(
+            user,
+            now,
+            name=f"agent {agent.name}",
+            lives=timedelta(days=values["days"]),
+            scopes=(TokenScope.READ, TokenScope.SUBMIT),
+            agent=agent,
+        )
+    owner = user.get_username()
+    about = {"kind": "TOKEN_MADE", "owner": owner, "by": owner, "number": row.pk}
+    logger.info("%s created a token of an agent", owner, extra=about)
+    return render(request, "account/token_made.html", {"token": row, "text": text})
+
+
+@require_POST
+def stop_agent(request: HttpRequest, pk: int) -> HttpResponse:
+    """Refuse all requests of the agent and cancel its jobs. Operators may stop any agent."""
+    user = _user(request)
+    mine = Agent.objects.all() if user.is_staff else Agent.objects.filter(user=user)
+    agent = get_object_or_404(mine, pk=pk)
+    now = timezone.now()
+    count = changes.cancel(rows.stop_agent(agent, now), user.get_username(), now)
+    jobs = {0: "", 1: " 1 job is cancelled."}.get(count, f" {count} jobs are cancelled.")
+    messages.success(request, f"The agent {agent.name} is stopped.{jobs}")
+    return redirect("account" if agent.user_id == user.pk else "jobs")
+
+
+@require_POST
+def resume_agent(request: HttpRequest, pk: int) -> HttpResponse:
+    agent = get_object_or_404(Agent, pk=pk, user=_user(request))
+    rows.resume_agent(agent)
+    messages.success(request, f"The agent {agent.name} may submit again.")
+    return redirect("account")
+
+
+@require_POST
+def remove_agent(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop the agent and delete it with its tokens. Its ended jobs stay, as the user's."""
+    user = _user(request)
+    agent = get_object_or_404(Agent, pk=pk, user=user)
+    now = timezone.now()
+    changes.cancel(rows.stop_agent(agent, now), user.get_username(), now)
+    agent.delete()
+    messages.success(request, f"The agent {agent.name} is removed.")
+    return redirect("account")

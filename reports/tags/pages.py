@@ -13,7 +13,7 @@ from monitor.facts.input_rules import character_problem
 from reports.periods import policy as periods
 from reports.periods.facts import ReportRefused
 from reports.render.pages import LASTS
-from reports.tags import actions, rows
+from reports.tags import actions
 
 OF_ALL, OF_ME = "", "me"
 USUAL = "30d"
@@ -23,7 +23,7 @@ USUAL = "30d"
 def by_tag(request: HttpRequest) -> HttpResponse:
     """Shows a report, and the choice of tag, period and users. A wrong choice shows its reason."""
     query, now = request.GET, timezone.now()
-    names = rows.names()
+    names = actions.tag_names()
     tag = query.get("tag") or (names[0] if names else "")
     last, user = query.get("last") or USUAL, query.get("user", OF_ALL)
     context: dict[str, Any] = {

@@ -37,10 +37,6 @@ def jobs_folder(data: Path) -> Path:
     return data / JOBS
 
 
-def job_folder(data: Path, job_id: int) -> Path:
-    return data.joinpath(JOBS, str(job_id))
-
-
 def attempt_folder(data: Path, job_id: int, number: int) -> Path:
     return data.joinpath(JOBS, str(job_id), str(number))
 

@@ -14,7 +14,7 @@ import pytest
 from django.apps import apps
 from django.forms import BaseForm
 
-from gpucoord_site.accounts.forms import *  # noqa: F403 - its forms are found as subclasses
+from gpucoord_site.accounts.views import *  # noqa: F403 - its forms are found as subclasses
 from monitor.catalogue import policy as of_monitor
 from monitor.thresholds import policy as declaration
 from scheduler.catalogue import policy as of_scheduler

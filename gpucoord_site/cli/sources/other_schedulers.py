@@ -5,18 +5,61 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpucoord_site.cli.sources import lsf, pbs
-from gpucoord_site.cli.sources.foreign_words import (
-    IN_THE_LOG,
-    NO_QUEUES,
-    NUMBER,
-    Made,
-    Option,
-    after,
-    same,
-    time_limit,
-)
 from gpucoord_site.cli.sources.script_files import BadScript
+from scheduler.facts.units import parse_duration
+
+# Parts of options that several schedulers write alike.
+
+# The options of gpucoord for a value; None: gpucoord has nothing with the same meaning.
+Made = list[str] | None
+Option = Callable[[str], Made]
+TEXT = re.compile(r".+")
+NUMBER = re.compile(r"[0-9]{1,5}")
+IN_THE_LOG = (
+    " The output is in gpucoord logs JOB; for a file too, begin the script with exec > FILE 2>&1"
+)
+NO_QUEUES = " There are no queues or partitions; --host and --model choose GPUs."
+NOTIFIES = " Use #GPUCOORD --notify finished,failed."
+
+
+def same(option: str, pattern: re.Pattern[str] = TEXT) -> Option:
+    """The option of gpucoord with the same value."""
+
+    def made(value: str) -> Made:
+        return [option, value] if pattern.fullmatch(value) else None
+
+    return made
+
+
+def nothing(*values: str) -> Option:
+    """For values that are how gpucoord works anyway."""
+    return lambda value: [] if value in values else None
+
+
+def time_limit(parts: Sequence[str], units: Sequence[str]) -> Made:
+    """The time limit of numbers with these units."""
+    if len(parts) > len(units) or not all(NUMBER.fullmatch(part) for part in parts):
+        return None
+    pairs = zip(parts, units, strict=False)
+    text = " ".join(f"{int(part)}{unit}" for part, unit in pairs if int(part))
+    try:
+        parse_duration(text)
+    except ValueError:
+        return None
+    return ["--time-limit", text]
+
+
+def after(kind: str, jobs: Sequence[str]) -> Made:
+    """Wait for the success or the end of jobs with these numbers."""
+    if not jobs or not all(re.fullmatch("[0-9]{1,9}", job) for job in jobs):
+        return None
+    return ["--after-success" if kind in ("afterok", "done") else "--after", ",".join(jobs)]
+
+
+def together(parts: Sequence[Made]) -> Made:
+    """The options of all parts, if each has some meaning."""
+    return None if None in parts else [word for part in parts if part for word in part]
+
 
 # Advice for options that have no equivalent.
 INSTEAD = {
@@ -155,9 +198,162 @@ def _by_table(table: Mapping[str, Option]) -> Callable[[str, str], Made]:
     return made
 
 
+# `#BSUB` lines of LSF, as options of `gpucoord submit` with the same meaning.
+
+NAME = re.compile(r"([^\[\]]+?)(?:\[([0-9,:-]{1,100})\](%[0-9]{1,5})?)?")
+LSF_SIZE = re.compile(r"([0-9]{1,9})([KMGT])B?", re.IGNORECASE)
+CONDITION = re.compile(r"(done|ended)\(([0-9]{1,9})\)")
+LSF_INSTEAD = {
+    **dict.fromkeys(("-o", "-oo", "-e", "-eo"), IN_THE_LOG),
+    **dict.fromkeys(("-N", "-B", "-u"), NOTIFIES),
+    "-q": NO_QUEUES,
+    "-M": " Write the unit too, because it depends on the cluster: -M 16GB.",
+}
+
+
+def _name(value: str) -> Made:
+    match = NAME.fullmatch(value)
+    if match is None:
+        return None
+    array = ["--array", f"{match[2]}{match[3] or ''}"] if match[2] else []
+    return ["--name", match[1], *array]
+
+
+def _limit(value: str) -> Made:
+    """[hours:]minutes."""
+    parts = value.split(":")
+    return time_limit(parts, ("h", "min")[2 - len(parts) :]) if len(parts) <= 2 else None
+
+
+def _lsf_memory(value: str) -> Made:
+    match = LSF_SIZE.fullmatch(value)
+    return ["--memory", f"{match[1]}{match[2].upper()}iB"] if match and int(match[1]) else None
+
+
+def _lsf_gpus(value: str) -> Made:
+    """A GPU is not shared unless a job declares its memory."""
+    parts = [part.partition("=") for part in value.split(":")]
+    made: list[Made] = [GPU[name](text) if name in GPU else None for name, _, text in parts if name]
+    return together(made)
+
+
+def _lsf_dependency(value: str) -> Made:
+    conditions = [CONDITION.fullmatch(part.strip()) for part in value.split("&&")]
+    matches = [match for match in conditions if match]
+    if len(matches) < len(conditions):
+        return None
+    of_kind = {
+        kind: [match[2] for match in matches if match[1] == kind] for kind in ("done", "ended")
+    }
+    return together([after(kind, jobs) for kind, jobs in of_kind.items() if jobs])
+
+
+GPU: dict[str, Option] = {
+    "num": same("--gpus", NUMBER),
+    "mode": nothing("exclusive_process"),
+    "j_exclusive": nothing("yes"),
+}
+LSF_OPTIONS: dict[str, Option] = {
+    "-J": _name,
+    "-W": _limit,
+    "-n": same("--cpus", NUMBER),
+    "-R": nothing("span[hosts=1]"),
+    "-gpu": _lsf_gpus,
+    "-M": _lsf_memory,
+    "-w": _lsf_dependency,
+    "-b": same("--begin", re.compile(r"[0-9]{1,2}:[0-9]{2}")),
+    "-cwd": same("--cwd"),
+    "-env": nothing("all"),
+}
+
+
+# `#PBS` lines of PBS and Torque, as options of `gpucoord submit` with the same meaning.
+
+PBS_SIZE = re.compile(r"([0-9]{1,9})([kmgt]?)b", re.IGNORECASE)
+STEPS = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6}(?::[0-9]{1,6})?)?(?:%[0-9]{1,5})?")
+PBS_INSTEAD = {
+    "-o": IN_THE_LOG, "-e": IN_THE_LOG, "-q": NO_QUEUES, "-m": NOTIFIES, "-M": NOTIFIES,
+}  # fmt: skip
+
+
+def _pbs_limit(value: str) -> Made:
+    """[[hours:]minutes:]seconds."""
+    parts = value.split(":")
+    return time_limit(parts, ("h", "min", "s")[3 - len(parts) :]) if len(parts) <= 3 else None
+
+
+def _pbs_memory(value: str) -> Made:
+    match = PBS_SIZE.fullmatch(value)
+    if match is None or not int(match[1]):
+        return None
+    return ["--memory", f"{match[1]} B" if not match[2] else f"{match[1]}{match[2].upper()}iB"]
+
+
+def _chunk(value: str) -> Made:
+    """`1:ncpus=4:ngpus=2` of select, and `1:ppn=4:gpus=2` of nodes: one node."""
+    count, *parts = value.split(":")
+    return together([_resource(part) for part in parts]) if count == "1" else None
+
+
+def _resource(item: str) -> Made:
+    name, _, value = item.partition("=")
+    made = RESOURCES.get(name)
+    return made(value) if made else None
+
+
+def _resources(value: str) -> Made:
+    return together([_resource(item) for item in value.split(",")])
+
+
+def _pbs_dependency(value: str) -> Made:
+    match = re.fullmatch(r"depend=(afterok|afterany):([0-9:]+)", value)
+    return after(match[1], match[2].split(":")) if match else None
+
+
+def _pbs_begin(value: str) -> Made:
+    """[[CC]YY]MMDDhhmm, of which hhmm and the whole date are clear."""
+    match = re.fullmatch(r"(?:([0-9]{4})([0-9]{2})([0-9]{2}))?([0-9]{2})([0-9]{2})", value)
+    if match is None:
+        return None
+    clock = f"{match[4]}:{match[5]}"
+    return ["--begin", f"{match[1]}-{match[2]}-{match[3]} {clock}" if match[1] else clock]
+
+
+def _variables(value: str) -> Made:
+    return [word for variable in value.split(",") for word in ("--env", variable)]
+
+
+RESOURCES: dict[str, Option] = {
+    "walltime": _pbs_limit,
+    "mem": _pbs_memory,
+    "ncpus": same("--cpus", NUMBER),
+    "ppn": same("--cpus", NUMBER),
+    "ngpus": same("--gpus", NUMBER),
+    "gpus": same("--gpus", NUMBER),
+    "mpiprocs": nothing("1"),
+    "select": _chunk,
+    "nodes": _chunk,
+    "place": nothing("free", "pack"),
+}
+PBS_OPTIONS: dict[str, Option] = {
+    "-N": same("--name"),
+    "-l": _resources,
+    "-J": same("--array", STEPS),
+    "-t": same("--array", STEPS),
+    "-a": _pbs_begin,
+    "-W": _pbs_dependency,
+    "-d": same("--cwd"),
+    "-v": _variables,
+    # The environment of the shell, one log, and running again are as gpucoord has them.
+    "-V": nothing(""),
+    "-j": nothing("oe", "eo"),
+    "-r": nothing("n"),
+}
+
+
 # How each kind of line is read: its words, the meaning of an option, and advice without one.
 DIALECTS: dict[str, tuple[Pairs, Callable[[str, str], Made], Mapping[str, str]]] = {
     "#SBATCH": (_pairs, _option, INSTEAD),
-    "#PBS": (_short_pairs, _by_table(pbs.OPTIONS), pbs.INSTEAD),
-    "#BSUB": (_word_pairs, _by_table(lsf.OPTIONS), lsf.INSTEAD),
+    "#PBS": (_short_pairs, _by_table(PBS_OPTIONS), PBS_INSTEAD),
+    "#BSUB": (_word_pairs, _by_table(LSF_OPTIONS), LSF_INSTEAD),
 }

@@ -176,19 +176,6 @@ class Card:
         return self.state is GpuState.LOST
 
     @property
-    def first_task(self) -> tuple[GpuTask, ...]:
-        """The task that the card describes. Processes name the jobs of the others."""
-        return self._described_tasks[:1]
-
-    @property
-    def further_tasks(self) -> int:
-        return len(self._described_tasks[1:])
-
-    @property
-    def _described_tasks(self) -> tuple[GpuTask, ...]:
-        return tuple(task for task in self.tasks if task.is_model or task.has_progress)
-
-    @property
     def first_owners(self) -> tuple[tuple[str | None, int], ...]:
         return self.owners[:OWNERS_ON_ROW]
 

@@ -25,7 +25,7 @@ def test_the_services_own_jobs_have_it_with_the_rest_of_the_job(data: Path) -> N
     own = own_folder(data, 7, uid=None, chosen=None)
     own.make(None, None)
 
-    assert own.checkpoint == files.job_folder(data, 7) / "checkpoint"
+    assert own.checkpoint == files.jobs_folder(data) / "7/checkpoint"
     assert _mode(own.path) == _mode(own.checkpoint) == 0o700
 
 

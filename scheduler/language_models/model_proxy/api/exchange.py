@@ -19,8 +19,12 @@ from scheduler.language_models.model_proxy.senders import (
     Silent,
     Upstream,
 )
-from scheduler.language_models.prompts.policy import PromptPolicy
-from scheduler.language_models.prompts.wording import ASK_AGAIN_S, retry_after_s, sentence
+from scheduler.language_models.prompts.policy import (
+    ASK_AGAIN_S,
+    PromptPolicy,
+    retry_after_s,
+    sentence,
+)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A waiting stream begins after the first interval; its reason is repeated at the second one.

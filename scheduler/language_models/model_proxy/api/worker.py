@@ -32,7 +32,7 @@ from scheduler.language_models.model_proxy.policy.openai import (
 )
 from scheduler.language_models.model_proxy.senders import InstanceFailed, Reply, Upstream
 from scheduler.language_models.prompts import rows
-from scheduler.language_models.prompts.wording import sentence
+from scheduler.language_models.prompts.policy import sentence
 from scheduler.models import Prompt
 
 T = TypeVar("T")

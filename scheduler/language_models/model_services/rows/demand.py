@@ -16,7 +16,7 @@ from scheduler.facts.prompts import Instance, PromptStatus
 from scheduler.language_models.model_services.policy.lifecycle import DEMAND_FOR
 from scheduler.language_models.model_services.policy.prediction import Demand, Prediction, predict
 from scheduler.language_models.model_services.rows.services import WEEKS, expected_boot_s
-from scheduler.language_models.prompts import wording
+from scheduler.language_models.prompts import policy
 from scheduler.models import Job, ModelInstance, ModelService, ModelUse, Prompt
 
 # Instances are ready this long before the hour begins.
@@ -149,4 +149,4 @@ def elsewhere(row: ModelService, host: str) -> tuple[str, tuple[Instance, ...]]:
         for name in sorted(facts, key=lambda name: (load[name], name))
         if facts[name].models_address
     )
-    return wording.elsewhere(row.name, pages, is_passed_on=bool(endpoints)), endpoints
+    return policy.elsewhere(row.name, pages, is_passed_on=bool(endpoints)), endpoints

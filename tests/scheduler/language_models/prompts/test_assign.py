@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.facts.prompts import Assignment, Instance, Request, Service, WaitCode
-from scheduler.language_models.prompts.policy import assign
-from scheduler.language_models.prompts.wording import retry_after_s, sentence
+from scheduler.language_models.prompts.policy import assign, retry_after_s, sentence
 
 REQUEST = Request(key="r", service="m", owner="ada")
 ONE, TWO = Instance(id=1), Instance(id=2)
