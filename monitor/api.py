@@ -1,4 +1,4 @@
-"""Validation of REST bodies, parameters and posted texts; filters of lists.
+"""Validation of REST bodies, parameters and posted texts; bodies of answers; filters of lists.
 
 REST refuses unknown fields. Filters of a page ignore unknown values.
 """
@@ -116,6 +116,12 @@ class RequestBody(BaseModel):
             names = {field.alias or name for name, field in cls.model_fields.items()}
             lines = [_with_suggestion(each, names) for each in details]
             raise ValidationError.from_exception_data(error.title, lines) from None
+
+
+def body_of(answer: type[BaseModel], row: object, **others: Any) -> dict[str, Any]:
+    """The fields of an answer: the attributes of `row` with their names, and `others`."""
+    names = answer.model_fields.keys() - others.keys()
+    return {name: getattr(row, name) for name in names} | others
 
 
 def _is_unknown_field(error: ErrorDetails) -> bool:

@@ -13,13 +13,13 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from monitor import tasks
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.steps import folders, watch
-from scheduler.models import CleaningRun, WatchedDisk
+from scheduler.models import CleaningRun
 
 router = Router()
 
@@ -48,27 +48,11 @@ class Disks(Schema):
 def list_disks(request: HttpRequest) -> dict[str, Any]:
     """Thresholds in percent used; 100 = never."""
     policy = thresholds.current(DiskPolicy)
-    return {
-        "warn_pct": policy.warn_pct,
-        "clean_pct": policy.clean_pct,
-        "block_pct": policy.block_pct,
-        "disks": [_line(row) for row in folders.watched()],
-    }
-
-
-def _line(row: WatchedDisk) -> dict[str, Any]:
-    return {
-        "host": row.host,
-        "path": row.path,
-        "role": row.role,
-        "level": row.level,
-        "since": row.since_at,
-        "used_pct": row.used_pct,
-        "used_bytes": row.used_bytes,
-        "available_bytes": row.available_bytes,
-        "problem": row.problem or None,
-        "at": row.at,
-    }
+    lines = [
+        body_of(DiskLine, row, since=row.since_at, problem=row.problem or None)
+        for row in folders.watched()
+    ]
+    return body_of(Disks, policy, disks=lines)
 
 
 class CleanBody(RequestBody):
@@ -137,19 +121,4 @@ def _operator(request: HttpRequest) -> str:
 
 
 def _answer(run: CleaningRun) -> dict[str, Any]:
-    return {
-        "id": run.pk,
-        "host": run.host,
-        "path": run.path,
-        "dry_run": run.dry_run,
-        "state": run.state,
-        "asked_by": run.asked_by,
-        "asked_at": run.asked_at,
-        "ended_at": run.ended_at,
-        "candidates": run.candidates,
-        "candidate_bytes": run.candidate_bytes,
-        "freed_bytes": run.freed_bytes,
-        "results": run.figures,
-        "problems": run.problems,
-        "files": run.listed,
-    }
+    return body_of(CleanAnswer, run, results=run.figures, files=run.listed)

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Field, Query, Router, Schema
 
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of
 from scheduler.facts.notices import NoticeKind
 from scheduler.jobs.notifications import actions, rows
 from scheduler.models import NotificationSettings
@@ -156,17 +156,13 @@ def _chosen(new: Any, before: Any) -> Any:
 
 
 def _answer(person: User, row: NotificationSettings) -> dict[str, Any]:
-    return {
-        "kinds": row.kinds,
-        "by_mail": row.by_mail,
-        "by_browser": row.by_browser,
-        "pause_on_quick_failure": row.pause_on_quick_failure,
-        "quick_failures": row.quick_failures,
-        "quick_failure_s": row.quick_failure_s,
-        "mail_problem": rows.mail_problem(person) or None,
-        "service": row.channel.service if row.channel else None,
-        "service_problem": (row.channel.problem or None) if row.channel else None,
-    }
+    return body_of(
+        NotificationsAnswer,
+        row,
+        mail_problem=rows.mail_problem(person) or None,
+        service=row.channel.service if row.channel else None,
+        service_problem=(row.channel.problem or None) if row.channel else None,
+    )
 
 
 def _person(request: HttpRequest) -> User:

@@ -14,7 +14,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions, pages
@@ -372,28 +372,17 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
 
 def _instance(row: ModelInstance, numbers: dict[str, int]) -> dict[str, Any]:
     gpus = [numbers[uuid] for uuid in row.gpu_uuids if uuid in numbers]
-    return {
-        "id": row.pk,
-        "state": row.state,
-        "busy": row.is_busy,
-        "reason": row.reason,
-        "since": row.since,
-        "job": row.job_id,
-        "host": row.host,
-        "gpu": gpus[0] if gpus else None,
-        "gpus": gpus,
-        "gpu_uuids": row.gpu_uuids,
-        "pid": row.pid,
-        "port": row.port,
-        "gpu_memory_bytes": row.memory_bytes,
-        "started_boot": row.started_boot_at,
-        "expected_ready": row.expected_ready_at,
-        "ready_at": row.ready_at,
-        "last_request_at": row.last_request_at,
-        "in_flight": row.in_flight,
-        "tasks_completed": row.tasks_completed,
-        "failures": row.failures,
-    }
+    return body_of(
+        InstanceLine,
+        row,
+        busy=row.is_busy,
+        job=row.job_id,
+        gpu=gpus[0] if gpus else None,
+        gpus=gpus,
+        gpu_memory_bytes=row.memory_bytes,
+        started_boot=row.started_boot_at,
+        expected_ready=row.expected_ready_at,
+    )
 
 
 def _operator(request: HttpRequest) -> User:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import PlainText, RequestBody
+from monitor.api import PlainText, RequestBody, body_of
 from scheduler.facts.plans import Throttle
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy.mode import Mode
@@ -85,16 +85,13 @@ def list_throttles(request: HttpRequest) -> list[dict[str, Any]]:
 
 
 def _mode(row: ModeState) -> dict[str, Any]:
-    return {
-        "host": row.host,
-        "mode": row.mode,
-        "since": row.since_at,
-        "reason": row.reason,
-        "automatic": row.automatic,
-        "automatic_reason": row.automatic_reason,
-        "set_by": row.override_by or None,
-        "set_until": row.override_until,
-    }
+    return body_of(
+        ModeLine,
+        row,
+        since=row.since_at,
+        set_by=row.override_by or None,
+        set_until=row.override_until,
+    )
 
 
 def _throttle(host: str, allowed: Throttle) -> dict[str, Any]:

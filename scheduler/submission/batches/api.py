@@ -14,7 +14,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import Field, create_model
 
-from monitor.api import RequestBody
+from monitor.api import RequestBody, body_of
 from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
@@ -232,19 +232,8 @@ def approve_exclusive(request: HttpRequest, batch_id: int) -> dict[str, Any]:
 
 
 def line(batch: Batch) -> dict[str, Any]:
-    return {
-        "id": batch.pk,
-        "name": batch.name,
-        "owner": batch.owner.username,
-        "script": batch.script or None,
-        "state": batch.state,
-        "gpu_mode": batch.gpu_mode,
-        "total_items": batch.total_items,
-        "completed": batch.completed,
-        "failed": batch.failed,
-        "created_at": batch.created_at,
-        "ended_at": batch.ended_at,
-    }
+    owner, script = batch.owner.username, batch.script or None
+    return body_of(ItemBatchLine, batch, owner=owner, script=script)
 
 
 def body(batch: Batch) -> dict[str, Any]:
@@ -262,31 +251,22 @@ def body(batch: Batch) -> dict[str, Any]:
 
 
 def _exclusive(run: ExclusiveRun) -> dict[str, Any]:
-    return {
-        "step": run.step,
-        "since": run.since,
-        "host": run.host or None,
-        "gpus": run.gpu_uuids,
-        "models_to_load": len(run.reloads),
-        "waits_for": run.waits_for or None,
-        "stopped_by": run.stopped_by or None,
-        "approval": run.approval,
-        "approved_by": run.approved_by or None,
-        "steps": [{"step": step, "at": at} for step, at in run.log],
-    }
+    return body_of(
+        ExclusiveBody,
+        run,
+        host=run.host or None,
+        gpus=run.gpu_uuids,
+        models_to_load=len(run.reloads),
+        waits_for=run.waits_for or None,
+        stopped_by=run.stopped_by or None,
+        approved_by=run.approved_by or None,
+        steps=[{"step": step, "at": at} for step, at in run.log],
+    )
 
 
 def _item(item: BatchItem) -> dict[str, Any]:
-    return {
-        "index": item.index,
-        "input": item.input,
-        "status": item.status,
-        "attempt": item.attempt,
-        "job": item.job_id,
-        "gpu": item.gpu_uuid or None,
-        "result": item.result,
-        "error": item.error or None,
-    }
+    gpu, error = item.gpu_uuid or None, item.error or None
+    return body_of(ItemBody, item, job=item.job_id, gpu=gpu, error=error)
 
 
 def _batch(batch_id: int) -> Batch:

@@ -12,7 +12,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of
 from scheduler.facts.idle_work import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
 from scheduler.submission.idle_work import actions, rows
@@ -129,24 +129,20 @@ def bodies(now: datetime) -> list[dict[str, Any]]:
 
 
 def _body(row: IdleTemplate, fact: TemplateFact, chance: Candidate | None) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "enabled": row.enabled,
-        "account": row.account.username,
-        "weight": row.weight,
-        "most_running": row.most_running,
-        "most_per_gpu": row.most_per_gpu,
-        "most_per_day": row.most_per_day,
-        "running": fact.running,
-        "started_today": fact.started_today,
-        "signals": {
+    return body_of(
+        IdleTemplateBody,
+        row,
+        account=row.account.username,
+        running=fact.running,
+        started_today=fact.started_today,
+        signals={
             name.value: {"value": signal.value, "at": signal.at}
             for name, signal in fact.signals.items()
         },
-        "factors": {name.value: value for name, value in chance.factors.items()} if chance else {},
-        "share": chance.share if chance else 0.0,
-        "problem": row.problem or None,
-    }
+        factors={name.value: value for name, value in chance.factors.items()} if chance else {},
+        share=chance.share if chance else 0.0,
+        problem=row.problem or None,
+    )
 
 
 def _person(request: HttpRequest) -> User:
