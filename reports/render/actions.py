@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,6 +14,8 @@ from django.template.loader import render_to_string
 from django.utils.safestring import mark_safe
 
 from monitor.journal.rows import audit
+from monitor.owners.looks.policy import Look, next_look
+from monitor.owners.looks.rows import look_of
 from reports.figures.facts import Report, Table
 from reports.figures.policy import advice
 from reports.figures.policy.violations import line, use_line
@@ -44,6 +47,8 @@ CSV_COLUMNS = (
     "idle_energy_kwh",
     "right_size",
 )
+# A user whose name is hidden from the viewer.
+HIDDEN = re.compile(r"user \d{1,9}")
 # {format: (content type, extension of a file)}
 MEDIA = {
     "json": ("application/json", "json"),
@@ -105,10 +110,23 @@ def file_name(report: Report, format: str) -> str:
     return f"gpu-report-{report.period.name}-{report.period.until:%Y-%m-%d}.{MEDIA[format][1]}"
 
 
+def _looks(report: Report) -> dict[str, Look]:
+    """As on the other pages; hidden users get looks that no other user of the report has."""
+    users = [row.user for row in report.users]
+    users += [span.user for gpu in report.gpus for span in gpu.spans]
+    names = [name for name in dict.fromkeys(users) if name]
+    looks = {name: look_of(name) for name in names if not HIDDEN.fullmatch(name)}
+    for name in names:
+        if name not in looks:
+            looks[name] = next_look(name, looks)
+    return looks
+
+
 def page_context(report: Report, mine: str = "") -> dict[str, Any]:
     """Template variables of the page and of the HTML file. `mine`: the user who looks."""
     shown = {table.key: _in_page(table) for table in tables.tables(report)}
-    totals, pictures = report.totals, charts.pictures(report)
+    looks = _looks(report)
+    totals, pictures = report.totals, charts.pictures(report, looks)
     return {
         "report": report,
         "base": report.url.rstrip("/"),
@@ -127,7 +145,7 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "people": [
             {
                 "cells": cells,
-                "css": charts.owner_css(row.user),
+                "css": charts.owner_css(row.user, looks),
                 "trend": mark_safe(charts.spark(row)),  # noqa: S308 - our own SVG, texts escaped
                 "is_mine": bool(mine) and row.user == mine,
             }
@@ -289,7 +307,7 @@ def _pdf_data(report: Report) -> dict[str, Any]:
                 "svg": picture.svg,
                 "caption": picture.caption,
             }
-            for picture in charts.pictures(report)
+            for picture in charts.pictures(report, _looks(report))
         ],
     }
 

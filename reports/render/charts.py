@@ -7,15 +7,14 @@ replaces them by class for the dark theme. Every text is escaped.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-from monitor.facts import formats
+from monitor.owners.looks.policy import Look
 from monitor.usage.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.occupancy import IDLE_PCT
@@ -29,8 +28,9 @@ from reports.render.wording.tables import (
 )
 
 WIDTH = 760
-# Okabe-Ito; a user has the same colour on every page.
-PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#d6c51b", "#0072b2", "#d55e00", "#cc79a7")
+# For files: the colours of looks in their order (Okabe-Ito), and the tones of those with patterns.
+COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#d6c51b", "#d55e00", "#cc79a7")
+TONES, PATTERN_INK = ("#d3d8df", "#b3bbc6", "#929daa"), "#2b333d"
 RAMP = ("#eceef2", "#d3e4f7", "#a8caee", "#74a9df", "#3a7fc6", "#12528f")
 INK, MUTED, LINE, BAR, WARN = "#171c23", "#566170", "#d7dce3", "#3d7fc9", "#9a5b00"
 FONT = "system-ui, Liberation Sans, DejaVu Sans, sans-serif"
@@ -39,6 +39,17 @@ MOST_USERS, LEFT = 12, 130
 LETTER = 8.0
 # Epoch seconds -> x.
 Place = Callable[[float], float]
+# By user.
+Looks = Mapping[str, Look]
+# The lines of a pattern's kind in a square of 8.
+LINES = (
+    "M-2 2L2 -2M0 8L8 0M6 10L10 6",
+    "M-2 6L2 10M0 0L8 8M6 -2L10 2",
+    "M0 4H8",
+    "M4 0V8",
+    "M3 3h2v2h-2z",
+    "M4 0V8M0 4H8",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +63,19 @@ class Picture:
     caption: str = ""
 
 
-def pictures(report: Report) -> list[Picture]:
-    """The charts that have figures."""
-    made = (shares(report), scatter(report), heat(report), timeline(report), waits(report))
+def pictures(report: Report, looks: Looks) -> list[Picture]:
+    """The charts that have figures. looks: of all users of the report."""
+    made = (
+        shares(report, looks),
+        scatter(report, looks),
+        heat(report),
+        timeline(report, looks),
+        waits(report),
+    )
     return [picture for picture in made if picture is not None]
 
 
-def shares(report: Report) -> Picture | None:
+def shares(report: Report, looks: Looks) -> Picture | None:
     """Bars of the share of all GPU time, with a mark at the entitlement."""
     known = [row for row in report.users if row.share_pct is not None]
     rows, further = known[:MOST_USERS], max(0, len(known) - MOST_USERS)
@@ -70,11 +87,12 @@ def shares(report: Report) -> Picture | None:
     wide, height = WIDTH - LEFT - 60, 26
 
     def body() -> Iterator[str]:
+        yield _line_patterns((row.user for row in rows), looks)
         yield from _x_axis(marks, wide, len(rows) * height, "%")
         for index, row in enumerate(rows):
             y, share = index * height + 4, row.share_pct or 0.0
             yield _text(LEFT - 8, y + 13, _label(row.user, 18), anchor="end", css="ink", fill=INK)
-            yield _rect(LEFT, y, wide * share / top, 16, colour(row.user), owner_css(row.user))
+            yield _owned(row.user, looks, LEFT, y, wide * share / top, 16)
             yield _text(LEFT + wide * share / top + 4, y + 13, f"{share:.1f} %")
             if row.entitled_pct is not None:
                 x = LEFT + wide * row.entitled_pct / top
@@ -90,7 +108,7 @@ def shares(report: Report) -> Picture | None:
     )
 
 
-def scatter(report: Report) -> Picture | None:
+def scatter(report: Report, looks: Looks) -> Picture | None:
     """Users by GPU-hours held and efficiency."""
     rows = [row for row in report.users if row.efficiency is not None and row.held > 0]
     if not rows:
@@ -111,8 +129,8 @@ def scatter(report: Report) -> Picture | None:
         for row in rows:
             x, y = left + wide * row.held / top, 10 + high * (1 - (row.efficiency or 0.0))
             yield (
-                f'<circle class="{owner_css(row.user)}" cx="{x:.1f}" cy="{y:.1f}" r="6"'
-                f' fill="{colour(row.user)}" stroke="{INK}" stroke-opacity=".4"/>'
+                f'<circle class="{owner_css(row.user, looks)}" cx="{x:.1f}" cy="{y:.1f}" r="6"'
+                f' fill="{colour(row.user, looks)}" stroke="{INK}" stroke-opacity=".4"/>'
             )
             if all(abs(x - a) > 60 or abs(y - b) > 12 for a, b in labels):
                 labels.append((x, y))
@@ -177,11 +195,12 @@ def heat(report: Report) -> Picture | None:
     )
 
 
-def timeline(report: Report) -> Picture | None:
+def timeline(report: Report, looks: Looks) -> Picture | None:
     """GPUs by time: the main user of each, idle time hatched, incidents as triangles."""
     gpus = [gpu for gpu in report.gpus if gpu.spans or gpu.marks]
     if not gpus:
         return None
+    owners = list(dict.fromkeys(span.user for gpu in gpus for span in gpu.spans))
     since, until = report.period.since.timestamp(), report.period.until.timestamp()
     left, high = 110, 24
     wide = WIDTH - left - 6
@@ -191,18 +210,18 @@ def timeline(report: Report) -> Picture | None:
 
     def body() -> Iterator[str]:
         yield _patterns()
+        yield _line_patterns(owners, looks)
         yield from _time_axis(report, x, 14, len(report.gpus) * high)
         for index, gpu in enumerate(report.gpus):
             y = 20 + index * high
             yield _text(left - 8, y + 14, gpu.name, anchor="end", css="ink", fill=INK)
             yield _rect(left, y + 2, wide, high - 8, "#eceef2", "ground")
             for span in gpu.spans:
-                yield from _span(span, x, y + 2, high - 8)
+                yield from _span(span, looks, x, y + 2, high - 8)
             for t, title in gpu.marks:
                 if since <= t < until:
                     yield _triangle(x(t), y + high - 4, title)
 
-    owners = list(dict.fromkeys(span.user for gpu in gpus for span in gpu.spans))
     return Picture(
         "timeline",
         "Occupancy of the GPUs",
@@ -210,7 +229,7 @@ def timeline(report: Report) -> Picture | None:
         _svg(
             24 + len(report.gpus) * high + 20 * (1 + len(owners) // 7),
             "Main user of each GPU over time",
-            [*body(), *_legend(owners, 30 + len(report.gpus) * high)],
+            [*body(), *_legend(owners, looks, 30 + len(report.gpus) * high)],
         ),
         joined(
             of_all_users(report),
@@ -257,18 +276,52 @@ def waits(report: Report) -> Picture | None:
     )
 
 
-def colour(user: str | None) -> str:
-    return PALETTE[_number(user) % len(PALETTE)] if user else "#b9c1cc"
+def colour(user: str | None, looks: Looks) -> str:
+    """The fill in a file; the style sheet of a page has its own."""
+    look = looks.get(user or "")
+    if look is None:
+        return "#b9c1cc"
+    return TONES[look.tone] if look.colour is None else COLOURS[look.colour]
 
 
-def owner_css(user: str | None) -> str:
-    return f"u u{_number(user) % len(PALETTE)}" if user else "u none"
+def owner_css(user: str | None, looks: Looks) -> str:
+    look = looks.get(user or "")
+    return "u none" if look is None else f"u {look.css}"
 
 
-def _number(user: str) -> int:
-    """Users without a name are called "user 1" and so on: neighbours get different colours."""
-    hidden = re.fullmatch(r"user (\d{1,9})", user)
-    return int(hidden[1]) if hidden else formats.user_number(user)
+def _owned(
+    user: str | None, looks: Looks, x: float, y: float, width: float, high: float, words: str = ""
+) -> str:
+    """A bar of a user, with the lines of the user's pattern. words: already escaped."""
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{max(0.0, high):.1f}"'
+    title = f"<title>{words}</title>" if words else ""
+    css, fill = owner_css(user, looks), colour(user, looks)
+    bar = f'<rect class="{css}" {box} fill="{fill}">{title}</rect>'
+    look = looks.get(user or "")
+    if look is None or look.colour is not None:
+        return bar
+    return f'{bar}<rect {box} fill="url(#{_lines(look)})">{title}</rect>'
+
+
+def _lines(look: Look) -> str:
+    return f"own-k{look.kind}d{look.density}"
+
+
+def _line_patterns(users: Iterable[str | None], looks: Looks) -> str:
+    """The definitions that the bars of these users need."""
+    needed = {
+        _lines(look): look
+        for user in users
+        if (look := looks.get(user or "")) is not None and look.colour is None
+    }
+    made = (
+        f'<pattern id="{key}" width="{side}" height="{side}" viewBox="0 0 8 8"'
+        f' patternUnits="userSpaceOnUse"><path d="{LINES[look.kind]}" fill="none"'
+        f' stroke="{PATTERN_INK}" stroke-width="1.6"/></pattern>'
+        for key, look in sorted(needed.items())
+        for side in (5 + 4 * look.density,)
+    )
+    return f"<defs>{''.join(made)}</defs>" if needed else ""
 
 
 def spark(row: UserFigures) -> str:
@@ -290,15 +343,12 @@ def spark(row: UserFigures) -> str:
     )
 
 
-def _span(span: Occupancy, x: Place, y: float, high: float) -> Iterator[str]:
+def _span(span: Occupancy, looks: Looks, x: Place, y: float, high: float) -> Iterator[str]:
     begin, end = x(span.since), x(span.until)
     width = max(0.5, end - begin)
     used = "unknown" if span.used_pct is None else f"{span.used_pct:.0f} % used"
     words = escape(f"{name(span.user)}: {used}")
-    yield (
-        f'<rect class="{owner_css(span.user)}" x="{begin:.1f}" y="{y}" width="{width:.1f}"'
-        f' height="{high}" fill="{colour(span.user)}"><title>{words}</title></rect>'
-    )
+    yield _owned(span.user, looks, begin, y, width, high, words)
     if span.used_pct is None or span.used_pct < IDLE_PCT:
         pattern = "unknown" if span.used_pct is None else "idle"
         yield (
@@ -324,10 +374,10 @@ def _triangle(x: float, y: float, title: str) -> str:
     )
 
 
-def _legend(owners: Sequence[str | None], y: float) -> Iterator[str]:
+def _legend(owners: Sequence[str | None], looks: Looks, y: float) -> Iterator[str]:
     for index, owner in enumerate(owners):
         left, top = 110 + 90 * (index % 7), y + 18 * (index // 7)
-        yield _rect(left, top, 10, 10, colour(owner), owner_css(owner))
+        yield _owned(owner, looks, left, top, 10, 10)
         yield _text(left + 14, top + 9, _label(owner, 11))
 
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.models import Gpu
+from monitor.owners.looks import rows as looks
 from monitor.pages.live.pages import viewer_of
 from reports.figures.actions import (
     GROUP_PERMISSION,
@@ -46,6 +47,7 @@ MOST_SCOPES = 200
 def usage(request: HttpRequest) -> HttpResponse:
     """Was it fair? A request that can't be answered shows the reason and the choice again."""
     query, now = request.GET, timezone.now()
+    looks.refresh(now)
     context = _choice(request, query)
     status = 200
     try:

@@ -22,6 +22,7 @@ from monitor.incidents.alerts.steps.writer import message, person_of, route_of
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
 from monitor.owners.identity.policy import Viewer
+from monitor.owners.looks import rows as looks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
@@ -66,6 +67,7 @@ def make(
     A format that cannot be made does not prevent the others; the row names it.
     """
     report = replace(report, url=thresholds.current(AlertPolicy).address)
+    looks.refresh(report.made_at)
     files, missing = {}, {}
     for name in FORMATS:
         try:

@@ -28,12 +28,23 @@ class Look:
     pattern: int = 0
 
     @property
+    def kind(self) -> int:
+        return self.pattern % KINDS
+
+    @property
+    def density(self) -> int:
+        return self.pattern // KINDS % DENSITIES
+
+    @property
+    def tone(self) -> int:
+        return self.pattern // KINDS // DENSITIES % TONES
+
+    @property
     def css(self) -> str:
         """The classes of the style sheet."""
         if self.colour is not None:
             return f"u{PALETTE[self.colour]}"
-        kind, rest = self.pattern % KINDS, self.pattern // KINDS
-        return f"u-n k{kind} d{rest % DENSITIES} t{rest // DENSITIES % TONES}"
+        return f"u-n k{self.kind} d{self.density} t{self.tone}"
 
 
 def looks(sizes: Mapping[str, float]) -> dict[str, Look]:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from monitor.models import Claim, Exemption, Incident
 from monitor.owners.identity.policy import Viewer
+from monitor.owners.looks.policy import Look
+from monitor.owners.looks.rows import look_of
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
 from reports.figures.policy import people
@@ -19,6 +21,7 @@ from reports.figures.policy.violations import line, use_line
 from reports.figures.rows import sections
 from reports.periods import policy as periods
 from reports.render import charts
+from reports.render.actions import page_context
 from reports.render.wording import tables
 from reports.render.wording import text as texts
 from scheduler.facts.jobs import Requirement
@@ -139,7 +142,7 @@ def test_use_that_was_not_measured_is_drawn_as_unknown_and_not_as_idle() -> None
 
     made = report()
     (span,) = made.gpus[0].spans
-    picture = charts.timeline(made)
+    picture = charts.timeline(made, {})
 
     assert (span.user, span.used_pct) == ("alice", None)
     assert picture is not None
@@ -385,10 +388,39 @@ def test_the_chart_of_shares_says_how_many_users_it_leaves_out() -> None:
     gpu = watched_gpu(BEGIN, NOW)
     for number in range(charts.MOST_USERS + 2):
         ran(gpu, BEGIN, 1, 5.0, user=f"user{number}", pid=number, start_ticks=number)
-    picture = charts.shares(report())
+    picture = charts.shares(report(), {})
 
     assert picture is not None
     assert picture.caption.endswith("2 more users in the table.")
+
+
+def test_the_charts_tell_users_apart_by_their_looks() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    ran(gpu, BEGIN, 1, 5.0)
+    ran(gpu, BEGIN + timedelta(hours=2), 1, 5.0, user="bob", pid=2, start_ticks=2)
+    looks = {"alice": Look("al", colour=4), "bob": Look("bo", pattern=7)}
+    made = report()
+
+    for picture in (charts.shares(made, looks), charts.timeline(made, looks)):
+        assert picture is not None
+        assert 'class="u u5"' in picture.svg
+        assert 'fill="#d55e00"' in picture.svg
+        assert 'class="u u-n k1 d1 t0"' in picture.svg
+        assert picture.svg.count('<pattern id="own-k1d1"') == 1
+        assert 'fill="url(#own-k1d1)"' in picture.svg
+
+
+def test_the_page_has_the_looks_of_the_other_pages_and_hides_no_two_users_behind_one_look() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    for number in range(12):
+        name = "alice" if not number else f"user {number}"
+        ran(gpu, BEGIN, 1, 5.0, user=name, pid=number, start_ticks=number)
+
+    people = page_context(report())["people"]
+
+    looks = [person["css"] for person in people]
+    assert f"u {look_of('alice').css}" in looks
+    assert len(set(looks)) == len(looks) == 12
 
 
 def test_no_data_is_said() -> None:
