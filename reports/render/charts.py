@@ -93,11 +93,14 @@ def shares(report: Report, looks: Looks) -> Picture | None:
             y, share = index * height + 4, row.share_pct or 0.0
             yield _text(LEFT - 8, y + 13, _label(row.user, 18), anchor="end", css="ink", fill=INK)
             yield _owned(row.user, looks, LEFT, y, wide * share / top, 16)
-            yield _text(LEFT + wide * share / top + 4, y + 13, f"{share:.1f} %")
+            beside_bar = LEFT + wide * share / top + 4
             if row.entitled_pct is not None:
                 x = LEFT + wide * row.entitled_pct / top
+                # The figure must not be struck through by the mark.
+                beside_bar = x + 6 if beside_bar - 4 <= x <= beside_bar + 5 * LETTER else beside_bar
                 place = f"M{x:.1f} {y - 3}v22"
                 yield f'<path class="mark" d="{place}" stroke="{INK}" stroke-width="2"/>'
+            yield _text(beside_bar, y + 13, f"{share:.1f} %")
 
     return Picture(
         "shares",

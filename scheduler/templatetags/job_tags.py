@@ -225,7 +225,7 @@ def timeline_label(bar: Bar, lane: int, lanes: int, span: Span, many: bool = Fal
         bar.begin,
         end if bar.end or bar.kind == BarKind.EXPECTED else "now",
         look_of(bar.owner).mark if bar.owner else "?",
-        bar.label if bar.job is None and bar.count == 1 else f"{bar.submitter} · {bar.label}",
+        bar.submitter if bar.kind is BarKind.USE else f"{bar.submitter} · {bar.label}",
     )
 
 
