@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from monitor.models import (
     ProcessUse,
 )
 from monitor.runtime.rows.database import insert
+from monitor.usage.policy.accounting import UsageAmounts
 from monitor.usage.rows import rollups
 
 # Readings per hour; fewer of a large server, so that the demo starts soon.
@@ -223,20 +224,8 @@ class PastUsage:
             "last_seen_at": _stored(identity.last),
             "ended_at": None if identity.last >= recent else _stored(identity.last),
             "source": "process_utilization",
-            **dict.fromkeys(_SUMS, 0),
+            **dict.fromkeys((field.name for field in fields(UsageAmounts)), 0),
         }
-
-
-# Columns that are summed over all steps of a process.
-_SUMS = (
-    "sm_s",
-    "held_s",
-    "known_s",
-    "memory_byte_s",
-    "memory_known_s",
-    "peak_memory_bytes",
-    "joules",
-)
 
 
 def _stored(t: float) -> Any:

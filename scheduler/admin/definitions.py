@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.base import ReadOnly
-from scheduler.admin.fields import Size
+from scheduler.admin.fields import FormsOfUser, Size
 from scheduler.jobs.pages import starting_points
 from scheduler.models import IdleChoice, IdleTemplate, JobPreset, ScriptDefinition
 from scheduler.submission.idle_work import actions
@@ -119,7 +119,7 @@ class IdleTemplateForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(IdleTemplate)
-class IdleTemplateAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class IdleTemplateAdmin(FormsOfUser):
     """Every change is audited; what REST refuses is refused here too."""
 
     form = IdleTemplateForm
@@ -128,14 +128,6 @@ class IdleTemplateAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_select_related = ("account",)
     search_fields = ("name", "account__username")
     ordering = ("name",)
-
-    def get_form(
-        self, request: HttpRequest, obj: IdleTemplate | None = None, change: bool = False, **kw: Any
-    ) -> Any:
-        form: Any = super().get_form(request, obj, change, **kw)
-        # A class of this request alone: Django makes a new one each time.
-        form.person = request.user
-        return form
 
     def save_model(
         self, request: HttpRequest, obj: IdleTemplate, form: IdleTemplateForm, change: bool

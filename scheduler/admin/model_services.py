@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.base import Forgettable, ReadOnly
+from scheduler.admin.fields import FormsOfUser
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
@@ -112,7 +113,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(ModelService)
-class ModelServiceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ModelServiceAdmin(FormsOfUser):
     """Every change is audited; what REST refuses is refused here too."""
 
     form = ServiceForm
@@ -136,14 +137,6 @@ class ModelServiceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_fields(self, request: HttpRequest, obj: ModelService | None = None) -> Any:
         names = [name for name in actions.COLUMNS if name not in ("argv", "on_gpus")]
         return [names[0], "command", *names[1:], "on_gpus"]
-
-    def get_form(
-        self, request: HttpRequest, obj: ModelService | None = None, change: bool = False, **kw: Any
-    ) -> Any:
-        form: Any = super().get_form(request, obj, change, **kw)
-        # A class of this request alone: Django makes a new one each time.
-        form.person = request.user
-        return form
 
     def save_model(
         self, request: HttpRequest, obj: ModelService, form: ServiceForm, change: bool

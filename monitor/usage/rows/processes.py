@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import NamedTuple
@@ -15,15 +16,7 @@ from monitor.models import ProcessMinute, ProcessUse
 from monitor.runtime.rows.prepared import upsert_rows
 from monitor.usage.policy.accounting import MinuteSums, ProcessRecord, UsageAmounts
 
-_AMOUNTS = (
-    "sm_s",
-    "held_s",
-    "known_s",
-    "memory_byte_s",
-    "memory_known_s",
-    "peak_memory_bytes",
-    "joules",
-)
+_AMOUNTS = tuple(field.name for field in fields(UsageAmounts))
 _amounts_of = attrgetter(*_AMOUNTS)
 _KEY = ("host", "pid", "start_ticks", "gpu")
 _FACTS = (

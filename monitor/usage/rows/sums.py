@@ -14,7 +14,7 @@ from monitor.models import Gpu, HostHour, HostMinute, ProcessHour, ProcessMinute
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from monitor.usage.rows.rollups import MINUTE_S, plain, start_of
 
-_SUMS = ("sm_s", "held_s", "known_s", "memory_byte_s", "joules")
+SUMS = ("sm_s", "held_s", "known_s", "memory_byte_s", "joules")
 _MEMORY_KNOWN = "memory_known_s"
 _PEAK = "peak_memory_bytes"
 # Processes are read every few seconds, and their rows are written a little later.
@@ -116,7 +116,7 @@ def points(uses: QuerySet[ProcessUse], window: HistoryWindow, host: str | None =
     watched_s = _watched(window, host)
     parts = _parts(window, uses).annotate(start=start_of(window.step))
     sums_by_step = {row["start"]: plain(dict(row)) for row in _grouped(parts, "start")}
-    nothing: dict[str, Any] = dict.fromkeys((*_SUMS, _MEMORY_KNOWN), 0.0)
+    nothing: dict[str, Any] = dict.fromkeys((*SUMS, _MEMORY_KNOWN), 0.0)
     nothing |= {"joules": None, _PEAK: None}
     rows = []
     written = _written_until(uses, window) if window.live else None
@@ -173,7 +173,7 @@ def _alive(uses: QuerySet[ProcessUse], since: int, until: int) -> QuerySet[Proce
 
 
 def _grouped(parts: QuerySet[Any], *names: str) -> Iterable[Mapping[str, Any]]:
-    columns: dict[str, Any] = {f"{name}_": Sum(name) for name in _SUMS}
+    columns: dict[str, Any] = {f"{name}_": Sum(name) for name in SUMS}
     columns[f"{_MEMORY_KNOWN}_"] = Sum(Coalesce(_MEMORY_KNOWN, "held_s"))
     columns[f"{_PEAK}_"] = Max(_PEAK)
     rows: Iterable[Mapping[str, Any]] = parts.order_by().values(*names).annotate(**columns)

@@ -21,6 +21,7 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
+from monitor.usage.rows.sums import SUMS
 from reports.figures.policy.jobs import Waiting
 from reports.figures.policy.ledger import ClaimPart, GpuPart, Step, UseFact, UsePart
 from reports.periods.facts import Period, Scope, ScopeKind
@@ -28,7 +29,6 @@ from reports.periods.facts import Period, Scope, ScopeKind
 HOUR_S = 3600
 # A process is seen every few seconds; its row tells so a little later.
 SLACK_S = 120
-_SUMS = ("sm_s", "held_s", "known_s", "memory_byte_s", "joules")
 _USE = (
     "id",
     "gpu_id",
@@ -167,7 +167,7 @@ def _process_hours(
 ) -> Iterator[tuple[int, Parts]]:
     """(begin, parts by GPU) of each hour with any, oldest first."""
     rows = ProcessHour.objects.filter(t__gte=since, t__lt=until).order_by("t")
-    columns = rows.values_list("use_id", *_SUMS, "memory_known_s", "t")
+    columns = rows.values_list("use_id", *SUMS, "memory_known_s", "t")
     for t, group in groupby(columns.iterator(chunk_size=5000), key=itemgetter(-1)):
         yield t, _by_gpu(group, uses)
 
@@ -196,7 +196,7 @@ def _edge(
             for gpu, part in _gpu_hours(gpus, hour, hour + HOUR_S).get(hour, {}).items()
         }
         hours = ProcessHour.objects.filter(t=hour)
-        columns = hours.values_list("use_id", *_SUMS, "memory_known_s")
+        columns = hours.values_list("use_id", *SUMS, "memory_known_s")
         rows = rows or [(row[0], *(_times(value, factor) for value in row[1:])) for row in columns]
     return Step(
         since,
@@ -232,9 +232,9 @@ def _minutes(gpus: Iterable[Gpu], since: int, until: int) -> list[tuple[Any, ...
         use_id__in=alive(gpus, since, until).values("pk"), t__gte=since, t__lt=until
     )
     grouped = rows.order_by().values("use_id")
-    columns = {f"{name}_": Sum(name) for name in _SUMS}
+    columns = {f"{name}_": Sum(name) for name in SUMS}
     sums = grouped.annotate(**columns, memory_=Sum(Coalesce("memory_known_s", "held_s")))
-    names = (*(f"{name}_" for name in _SUMS), "memory_")
+    names = (*(f"{name}_" for name in SUMS), "memory_")
     return [(row["use_id"], *(row[name] for name in names)) for row in sums]
 
 
