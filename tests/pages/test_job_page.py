@@ -385,7 +385,7 @@ def test_a_change_that_is_planned_to_help_is_one_button_of_the_owner(
     Job.objects.filter(pk=job.pk).update(blockers=[{"code": "GpuMemory", "text": "x", "tier": 5}])
     html = page(browser, job)
     assert ">Allow any GPU instead of GPU 0</button>" in html
-    assert "it would start now; without the change, its start is unknown." in html
+    assert "<span>starts <b>now</b></span>" in html
     assert "Ask dana to free 72 GiB on GPU 0" in html
     assert "priority to" not in html
 

@@ -47,10 +47,14 @@ OWN_LIMITS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class OfferedChange:
-    """key: identifies it in the form, "" = the owner can't make it alone."""
+    """key: identifies it in the form, "" = the owner can't make it alone.
+
+    start: with the change, None = now. earlier: than without it, None = its start is unknown now.
+    """
 
     words: str
-    effect: str
+    start: datetime | None
+    earlier: timedelta | None
     key: str
 
 
@@ -90,8 +94,13 @@ def _advice(job: Job, now: datetime) -> tuple[Advice, ...]:
 
 
 def _offered(advice: Advice, now: datetime) -> OfferedChange:
-    effect = job_advice.effect(advice, now, settings.TIME_ZONE)
-    return OfferedChange(advice.words, effect, "" if "ask" in advice.fields else advice.key)
+    starts_now = advice.expected_start - now < job_advice.AT_ONCE
+    return OfferedChange(
+        advice.words,
+        None if starts_now else advice.expected_start,
+        None if advice.was_unknown else advice.earlier,
+        "" if "ask" in advice.fields else advice.key,
+    )
 
 
 def _requested(job: Job) -> bool:
