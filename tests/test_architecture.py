@@ -321,6 +321,14 @@ def test_modules_and_functions_stay_short() -> None:
     assert not _offenders(long)
 
 
+def test_package_files_hold_imports_and_names_only() -> None:
+    def code(m: Module) -> list[str]:
+        plain = ast.Import | ast.ImportFrom | ast.Assign | ast.Expr
+        return [type(node).__name__ for node in m.tree.body if not isinstance(node, plain)]
+
+    assert not _offenders(code, where=lambda m: m.path.name == "__init__.py")
+
+
 def test_modules_are_named_after_what_they_hold() -> None:
     assert not _offenders(lambda m: BANNED_NAMES & set(m.parts))
 
