@@ -96,15 +96,15 @@ class IncidentStep:
         run = self._runner(now)
         findings, failed = evaluate_rules.findings(inputs, policies, going_on, run)
         cpu_hogs = run(CPU_HOG, lambda: self._cpu_hogs(snapshot, policies, leaders, now))
-        if cpu_hogs is None:
-            failed.add(CPU_HOG)
+        failed |= {CPU_HOG} if cpu_hogs is None else set()
         findings += cpu_hogs or []
         present = evaluate_rules.present_keys(inputs) | {
             f"cpu|{name}" for name in self._cpus.people
         }
         unsure = evaluate_rules.undecided(inputs, policies, going_on, failed)
         unsure |= cpu_rules.undecided(self._cpus, inputs.t)
-        verdict = judge(findings, stored, present, demand, now, unsure)
+        alert = policies.hogs.alert_on_hog
+        verdict = judge(findings, stored, present, demand, now, unsure, alert_on_hog=alert)
         incident_rows.apply(verdict, self._host, now, self._isolation)
         return verdict
 

@@ -28,7 +28,7 @@ def _harm(incident: OpenIncident) -> str:
 
 
 def _sustained(f: Finding, i: OpenIncident, lasts: str) -> str:
-    title = "Detected GPU hog" if i.is_hog else "Heavy use outside the queue"
+    title = "Detected GPU hog" if i.is_hog or i.says_hog else "Heavy use outside the queue"
     return f"{title}: {_subject(f)} at {percent(i.mean_pct)} on {_places(f)} for {lasts}"
 
 

@@ -8,7 +8,14 @@ from datetime import datetime, timedelta
 from math import log2
 
 from monitor.facts.claims import Demand
-from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, HARMLESS_RULES, HOG_RULES, IDLE_HELD
+from monitor.incidents.facts import (
+    CPU_HOG,
+    FAIR_SHARE,
+    HARMLESS_RULES,
+    HOG_RULES,
+    IDLE_HELD,
+    SUSTAINED,
+)
 from monitor.incidents.policy.findings import Finding
 
 # A process may be missing from one list only, so its incident stays open this long.
@@ -35,7 +42,8 @@ class OpenIncident:
     """An incident as stored. is_muted: an operator closed it while the rule still held.
 
     hog_spans: (begin, end) in epoch seconds of the times in which it was a hog's: above the own
-    share while others waited, or memory held idle.
+    share while others waited, or memory held idle. says_hog: it is told as a hog although no job
+    waits, as `alert_on_hog` wants.
     """
 
     id: int
@@ -51,6 +59,7 @@ class OpenIncident:
     waited_s: float = 0.0
     is_muted: bool = False
     hog_spans: tuple[tuple[float, float], ...] = ()
+    says_hog: bool = False
 
     @property
     def is_hog(self) -> bool:
@@ -89,11 +98,16 @@ def judge(
     demand: Sequence[Demand],
     now: datetime,
     unsure: Collection[Key] = (),
+    *,
+    alert_on_hog: bool = False,
 ) -> Verdict:
     """Return the changes of the stored incidents.
 
     `present`: keys with processes or bookings. `unsure`: incidents that lack data to be closed.
+    alert_on_hog: sustained use is told as a hog also while no job waits.
     """
+    alerted = (SUSTAINED,) if alert_on_hog else ()
+    open_incidents = [replace(each, says_hog=each.rule in alerted) for each in open_incidents]
     findings_by_key: dict[Key, Finding] = {(f.rule, f.key): f for f in findings}
     opened: list[IncidentChange] = []
     extended: list[IncidentChange] = []
@@ -106,7 +120,8 @@ def judge(
             closed.append((incident, why))
     for finding in findings_by_key.values():
         if finding.opens:
-            opened.append(IncidentChange(_opened(finding, demand, now), finding))
+            incident = _opened(finding, demand, now, says_hog=finding.rule in alerted)
+            opened.append(IncidentChange(incident, finding))
     return Verdict(tuple(opened), tuple(extended), tuple(closed))
 
 
@@ -128,7 +143,9 @@ def _reason_to_close(
     return None
 
 
-def _opened(finding: Finding, demand: Sequence[Demand], now: datetime) -> OpenIncident:
+def _opened(
+    finding: Finding, demand: Sequence[Demand], now: datetime, *, says_hog: bool
+) -> OpenIncident:
     since = datetime.fromtimestamp(finding.since_t, now.tzinfo)
     # Waiting before the incident began is not counted.
     harmed = _delayed_by(finding, demand)
@@ -146,6 +163,7 @@ def _opened(finding: Finding, demand: Sequence[Demand], now: datetime) -> OpenIn
         waiting=refs,
         waited_jobs=len(waiting),
         waited_s=waited_s,
+        says_hog=says_hog,
     )
     if _takes_from_others(finding, harmed):
         begin = min((max(d.since, since) for d in harmed), default=since)
@@ -207,16 +225,18 @@ def _delayed_by(finding: Finding, demand: Sequence[Demand]) -> list[Demand]:
 
 
 def _severity(incident: OpenIncident) -> str:
-    """Info while no job waits; error after others have waited for long."""
+    """Info while no job waits, unless it is told as a hog; error after others waited for long."""
     if incident.rule in HARMLESS_RULES:
         return INFO
     if incident.waited_s >= SEVERE_WAIT_S:
         return ERROR
-    return WARNING if incident.waited_s > 0 else INFO
+    return WARNING if incident.waited_s > 0 or incident.says_hog else INFO
 
 
-def milestones(lasts: timedelta) -> int:
-    """How many of 30 min, 1 h, 2 h, 4 h and so on have passed."""
+def milestones(lasts: timedelta, *, hourly: bool = False) -> int:
+    """How many of 30 min, 1 h, 2 h, 4 h and so on have passed. hourly: how many hours."""
+    if hourly:
+        return lasts // timedelta(hours=1)
     halves = lasts / timedelta(minutes=30)
     return 0 if halves < 1 else int(log2(halves)) + 1
 

@@ -23,6 +23,9 @@ class GpuTimePolicy:
         "A user's mean use of one GPU, outside jobs.")
     sustained_minutes: float = threshold(10.0, "Sustained use: measured over",
         unit="min", ge=0, le=1440)
+    alert_on_hog: bool = threshold(False, "Alert on sustained use while no job waits",
+        "Sustained use is then reported as a GPU hog, at level warning and each hour. Otherwise it "
+        "is reported without blame, at growing intervals.")
     fair_on: bool = threshold(True, "Detect use above the fair share",
         "A user exceeds the fair share by more than 5 % of all GPUs for 10 minutes, while other "
         "users wait.")

@@ -354,10 +354,14 @@ def _extend(changes: Sequence[IncidentChange], now: datetime, isolation: ItemIso
     if not due:
         return
     rows = list(Incident.objects.filter(pk__in=due, last_seen_at__lte=now - WRITE_EVERY))
-    before = {row.pk: milestones(row.lasts) for row in rows}
+
+    def passed_by(row: Incident) -> int:
+        return milestones(row.lasts, hourly=due[row.pk].incident.says_hog)
+
+    before = {row.pk: passed_by(row) for row in rows}
     filled = isolation.convert(rows, _name, lambda row: _fill(row, due[row.pk]), now)
     good = [row for row, _ in filled]
-    passed = [row for row in good if milestones(row.lasts) > before[row.pk]]
+    passed = [row for row in good if passed_by(row) > before[row.pk]]
     if not isolation.attempt("going on", lambda: Incident.objects.bulk_update(good, _MOVES), now):
         isolation.each(good, _name, lambda row: row.save(update_fields=_MOVES), now)
     _raise_leads(good)

@@ -352,3 +352,19 @@ def test_an_ongoing_hog_is_reported_again_at_growing_intervals() -> None:
     assert last is not None
     assert last.severity == "warning"
     assert "for 2 h; 1 job waited" in last.text
+
+
+def test_operators_may_have_a_hog_beside_an_empty_queue_told_as_a_warning_each_hour() -> None:
+    PolicyValues.objects.create(name="hogs", values={"alert_on_hog": True})
+    Machine().run(132, hog())
+
+    opened = Event.objects.get(kind="INCIDENT_OPENED")
+    told = Event.objects.filter(kind="INCIDENT_ONGOING").order_by("pk")
+    assert opened.text.startswith("Detected GPU hog: python (PID 4200001, alice) at 95 %")
+    assert [(e.severity, e.text.split(" for ")[1]) for e in (opened, *told)] == [
+        ("warning", "10 min; no job waits"),
+        ("warning", "1 h; no job waits"),
+        ("warning", "2 h; no job waits"),
+    ]
+    # It delays no one, so the defensive mode and enforcement leave it alone.
+    assert not Incident.objects.get().is_hog
