@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 from django.http import HttpRequest, HttpResponse
@@ -31,6 +31,9 @@ SEVERITIES = {"": "All", "warning": "Warnings", "error": "Errors"}
 @dataclass(frozen=True, slots=True)
 class EventFilters(ListFilters):
     """Filters of the page of events."""
+
+    # The events of a batch become few lines, so a page has many events.
+    PER_PAGE: ClassVar[int] = 200
 
     kind: str = ""
     severity: str = ""

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page, StorageState, expect
 
 from tests.browser.conftest import GPU_0, Open
+from tests.browser.test_every_page import PATHS
 from tests.processes.service import Service
 
 pytestmark = pytest.mark.browser
@@ -172,3 +173,35 @@ def test_a_filter_of_the_board_stays_in_the_address(open_page: Open) -> None:
     assert free < shown
     page.reload()
     expect(page.locator("#board")).to_have_attribute("data-show", "free")
+
+
+# By its id, else its summary: the details of the page that are open, or closed.
+DETAILS = """(open) => [...document.querySelectorAll("main details")]
+  .filter((each) => each.open === open)
+  .map((each) => each.id || each.querySelector("summary").textContent.trim())"""
+
+
+def test_all_that_a_reader_opened_stays_open_on_each_page(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    page.get_by_label("Command").fill("sleep 300")
+    page.get_by_label("GPUs", exact=True).fill("0")
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/$"))
+    gpu = page.context.new_page()
+    gpu.goto("/")
+    path = gpu.locator(GPU_0).get_attribute("href")
+    paths = [*PATHS, str(path), page.url]
+    tabs = {}
+    for path in paths:
+        tabs[path] = page.context.new_page()
+        tabs[path].goto(path)
+        tabs[path].evaluate(
+            "() => document.querySelectorAll('main details').forEach((each) => each.open = true)"
+        )
+    opened = {path: set(tab.evaluate(DETAILS, True)) for path, tab in tabs.items()}
+    # Three polls of the pages that poll, and many messages of the live ones.
+    page.wait_for_timeout(13_000)
+    closed = {path: opened[path] & set(tab.evaluate(DETAILS, False)) for path, tab in tabs.items()}
+
+    assert sum(map(len, opened.values())) > 20
+    assert {path: names for path, names in closed.items() if names} == {}
