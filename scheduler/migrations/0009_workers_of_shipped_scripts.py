@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from django.db import migrations
 
 from scheduler.facts.scripts import SHIPPED
@@ -18,8 +16,9 @@ def add_workers(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
+
     dependencies = [
-        ("scheduler", "0008_workers_of_batches"),
+        ('scheduler', '0008_workers_of_batches'),
     ]
 
     operations = [
