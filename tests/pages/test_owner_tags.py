@@ -32,4 +32,5 @@ def test_an_unknown_owner_has_no_colour(nobody: str | None) -> None:
 
 def test_the_users_of_the_demo_have_different_colours_on_pages_and_in_reports() -> None:
     assert len({user_colour(name).split()[0] for name in PEOPLE}) == len(PEOPLE)
-    assert len({charts.colour(name) for name in PEOPLE}) == len(PEOPLE)
+    looks = {name: looks_rows.look_of(name) for name in PEOPLE}
+    assert len({charts.colour(name, looks) for name in PEOPLE}) == len(PEOPLE)
