@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -327,6 +328,27 @@ def test_package_files_hold_imports_and_names_only() -> None:
         return [type(node).__name__ for node in m.tree.body if not isinstance(node, plain)]
 
     assert not _offenders(code, where=lambda m: m.path.name == "__init__.py")
+
+
+IMPORT_IN_TEXT = re.compile(rf"from ((?:{'|'.join(APPS)})\.[\w.]+) import (\w+)")
+
+
+def test_programs_in_texts_import_modules_that_are_there() -> None:
+    def missing(m: Module) -> list[str]:
+        texts = [str(node.value) for node in ast.walk(m.tree) if isinstance(node, ast.Constant)]
+        imports = (match for text in texts for match in IMPORT_IN_TEXT.findall(text))
+        return [name for parent, part in imports if (name := _missing(parent, part))]
+
+    assert not _offenders(missing)
+
+
+def _missing(parent: str, part: str) -> str:
+    """The name of a module that such an import asks for and that is not there; "" = none."""
+    if parent not in _by_name():
+        return parent
+    is_package = _by_name()[parent].path.name == "__init__.py"
+    name = f"{parent}.{part}"
+    return name if is_package and name not in _by_name() else ""
 
 
 def test_modules_are_named_after_what_they_hold() -> None:

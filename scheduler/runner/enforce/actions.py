@@ -18,7 +18,7 @@ PERMIT_S = 20.0
 LOCK_FD = 3
 PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from scheduler.runner.enforce import pacer; pacer.serve(sys.argv[2:])"
+    "from scheduler.runner.enforce import caps; caps.serve(sys.argv[2:])"
 )
 GONE = "It has ended."
 OURS = "It is gpucoord itself."
