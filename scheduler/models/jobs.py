@@ -75,7 +75,7 @@ class Job(models.Model):
     # The most that its processes take of the host, where it has cgroups.
     cpus = models.FloatField("most CPUs", null=True, blank=True)
     memory_bytes = models.BigIntegerField("most host memory", null=True, blank=True)
-    # How it behaves when its GPU is wanted: scheduler.facts.jobs.Manners.
+    # How it behaves when its GPU is wanted: YieldOptions in scheduler/facts/jobs.py.
     preemptible = models.BooleanField(default=False)
     requeue = models.BooleanField(default=False)
     yield_signal = models.CharField(max_length=12, blank=True)

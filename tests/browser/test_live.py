@@ -162,7 +162,8 @@ def test_a_filter_of_the_board_stays_in_the_address(open_page: Open) -> None:
     page = open_page("/")
     # Few GPUs need no filter.
     expect(page.locator(".b-filter")).to_be_hidden()
-    page.evaluate("document.querySelector('.board').classList.add('many')")
+    # Again and again, because an update of the board takes the class away.
+    page.evaluate("setInterval(() => document.querySelector('.board').classList.add('many'), 20)")
     rows = page.locator(".b-row")
     shown = rows.count()
     page.locator(".b-filter").get_by_role("link", name="Free").click()
