@@ -26,6 +26,12 @@ BROKEN = frozenset({GpuState.LOST, GpuState.FAILING})
 BOOTS_AT_MOST = timedelta(minutes=5)
 # A claim may be committed after a sweep that began later than the claim.
 COMMITTED_WITHIN = timedelta(seconds=2)
+# What a claim does once it has booted, and how it booted.
+_AFTER_BOOT = {
+    GpuState.SCRIPT_BUSY: GpuState.BOOTING_SCRIPT,
+    GpuState.LLM_READY: GpuState.BOOTING_LLM,
+    GpuState.LLM_BUSY: GpuState.BOOTING_LLM,
+}
 # A model service below this use is waiting for requests.
 LLM_BUSY_PCT = 5.0
 
@@ -110,7 +116,7 @@ def with_states(
         readings.append(replace(gpu, state=state, state_since=since, closed=text, idle_since=idle))
         if not stays:
             changes.append(StateChange(readings[-1], old))
-            faults += _fault(gpu, old, state) if watched else []
+            faults += _fault(gpu, old, state, claimed[gpu.uuid]) if watched else []
     return States(tuple(readings), tuple(changes), tuple(faults))
 
 
@@ -142,9 +148,17 @@ def _locks(claims: Iterable[ClaimFact]) -> list[str]:
     return [f"Locked by {', '.join(by)}."] if by else []
 
 
-def _fault(gpu: GpuReading, old: GpuReading | None, state: GpuState) -> list[str]:
+def _fault(
+    gpu: GpuReading, old: GpuReading | None, state: GpuState, claims: Iterable[ClaimFact]
+) -> list[str]:
+    """A claim that no sweep has seen may have begun and booted since the last sweep."""
+    was = old.state if old else None
+    is_new = any(c.until is None and c.kind in JOB_KINDS and c.seen is None for c in claims)
     try:
-        check_transition(old.state if old else None, state)
+        if is_new and state in _AFTER_BOOT:
+            check_transition(was, _AFTER_BOOT[state])
+            was = _AFTER_BOOT[state]
+        check_transition(was, state)
     except IllegalGpuTransition as error:
         return [f"GPU {gpu.index}: {error}"]
     return []

@@ -96,6 +96,27 @@ def test_an_illegal_transition_is_reported_and_the_measured_state_applies() -> N
     assert found.faults == ("GPU 0: a GPU that is idle can't be script_busy next",)
 
 
+@pytest.mark.parametrize(
+    ("old", "booted", "is_legal"),
+    [
+        (GpuState.IDLE, claim(phase="busy"), True),
+        (GpuState.COOLING, claim(phase="busy"), True),
+        (GpuState.LLM_READY, claim(phase="busy"), True),
+        (GpuState.COOLING, claim(phase="ready", **LLM), True),
+        # A sweep has seen it boot.
+        (GpuState.COOLING, claim(phase="busy", **SEEN), False),
+    ],
+)
+def test_a_boot_between_two_sweeps_is_no_illegal_transition(
+    old: GpuState, booted: ClaimFact, is_legal: bool
+) -> None:
+    before = known(gpu(state=old, state_since=NOW))
+    found = with_states([gpu()], [], [booted], before, LATER)
+
+    assert found.changes
+    assert (found.faults == ()) is is_legal
+
+
 def test_after_a_hole_any_move_may_have_been() -> None:
     before = known(gpu(state=GpuState.IDLE, state_since=NOW))
     assert with_states([gpu()], [], [claim(**SEEN)], before, LATER, watched=False).faults == ()
