@@ -77,8 +77,8 @@ class ModelWakes:
 class ModelInputs:
     """Loads what the rules of the policy `eviction` need, for one host."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
+    def __init__(self, host: str, isolation: ItemIsolation) -> None:
+        self._host, self._isolation = host, isolation
         self._average: TimedCache[float | None] = TimedCache(
             lambda _now: demand.average_script_s(), AVERAGE_FOR
         )
@@ -88,8 +88,14 @@ class ModelInputs:
         instances = rows.loaded_on(self._host)
         if not instances:
             return None
+        readable = self._isolation.convert(
+            instances,
+            lambda row: f"model instance {row.pk}",
+            lambda row: rows.candidate(row, now),
+            now,
+        )
         return Loaded(
-            candidates=tuple(rows.candidate(row, now) for row in instances),
+            candidates=tuple(candidate for _, candidate in readable),
             policy=thresholds.current(EvictionPolicy),
             prompts=demand.waiting_prompts(now),
             script_s=self._average(now),
@@ -106,7 +112,7 @@ class ModelEvictions:
         self._policy = policy
         self._isolation = ItemIsolation(host, "model evictions", guard)
         self._inputs = PlanInputs(host, policy, self._isolation)
-        self._models = ModelInputs(host)
+        self._models = ModelInputs(host, self._isolation)
 
     def step(self, now: datetime) -> list[str]:
         """Returns the names of the models that leave."""

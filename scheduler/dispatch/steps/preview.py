@@ -15,6 +15,7 @@ from django.conf import settings
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
+from monitor.runtime.rows.item_isolation import ItemIsolation
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.dispatch.steps.model_evictions import ModelInputs
@@ -78,7 +79,8 @@ _known: dict[str, ForecastCache] = {}
 
 def _of(host: str) -> ForecastCache:
     if host not in _known:
-        _known[host] = ForecastCache(PlanInputs(host, plan_inputs.plan_policy()), ModelInputs(host))
+        models = ModelInputs(host, ItemIsolation(host, "pages", reports=False))
+        _known[host] = ForecastCache(PlanInputs(host, plan_inputs.plan_policy()), models)
     return _known[host]
 
 

@@ -106,6 +106,19 @@ def test_the_forecast_knows_when_a_model_leaves_for_jobs(alice: User) -> None:
     assert timedelta() < left - box.now <= timedelta(seconds=15)
 
 
+def test_a_model_without_sense_stops_no_forecast_and_no_eviction(alice: User) -> None:
+    box = Box(gpus=2)
+    broken, _ = load(box, "broken", memory_mib=70 * 1024), load(box)
+    ModelService.objects.filter(pk=broken.service_id).update(role="no such role")
+    for row in ModelInstance.objects.all():
+        row.service.boots.update(boot_s=1e6)
+    first, *_ = scripts(alice, 6, box.now)
+    box.step()
+
+    assert _expected(first, box) is not None
+    assert ["small"] in [box.step(after_s=29) for _ in range(4)]
+
+
 def _expected(job: Job, box: Box) -> datetime | None:
     preview.forget()
     return preview.estimates_on("gpubox", box.now)[job.pk].p50
