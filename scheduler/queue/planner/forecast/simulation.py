@@ -506,9 +506,10 @@ class Simulation:
 
     def _follow_models(self, models: LoadedModels) -> None:
         self._unload(models.leaving)
-        for free_from in models.free_from():
-            if free_from > self._now:
-                self._at(free_from, _nothing)
+        # Those that may leave now do so after this plan.
+        soon = self._now + TOGETHER
+        for at in {max(soon, free_from) for free_from in models.free_from()}:
+            self._at(at, _nothing)
 
     def _unload(self, model_jobs: Iterable[int]) -> None:
         for job_id in model_jobs:
