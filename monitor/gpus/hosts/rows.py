@@ -164,9 +164,13 @@ def has_readings(name: str, since: datetime, until: datetime) -> bool:
     return HostSample.objects.filter(host=name, t__range=between).exists()
 
 
-def read_until(name: str) -> datetime | None:
-    """The end of the newest second in which this host stored a reading."""
-    newest = HostSample.objects.filter(host=name).aggregate(newest=Max("t"))["newest"]
+def read_until(name: str, now: datetime) -> datetime | None:
+    """The end of the newest second in which this host stored a reading.
+
+    A clock that was set back leaves readings of the future, which do not count.
+    """
+    samples = HostSample.objects.filter(host=name, t__lt=int(now.timestamp()))
+    newest = samples.aggregate(newest=Max("t"))["newest"]
     return None if newest is None else _end_of(newest)
 
 

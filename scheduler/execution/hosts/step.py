@@ -106,7 +106,7 @@ class HostWatch:
         attempts = Attempt.objects.filter(
             host__in=down, ended_at=None, job__requeue=True, engine=""
         )
-        read_until = {host: rows.read_until(host) for host in down}
+        read_until = {host: rows.read_until(host, now) for host in down}
         results = self._isolation.each(
             attempts.select_related("job__owner", "yield_request"),
             lambda attempt: f"job {attempt.job_id}",

@@ -46,7 +46,7 @@ def test_a_pause_counts_until_the_loops_have_looked(
 
 
 def test_a_host_is_known_until_the_end_of_its_newest_second() -> None:
-    readings(-7, -5)
+    readings(-7, -5, 3600)
 
-    assert hosts.read_until("gpubox") == at(-4)
-    assert hosts.read_until("east") is None
+    assert hosts.read_until("gpubox", NOW) == at(-4)
+    assert hosts.read_until("east", NOW) is None

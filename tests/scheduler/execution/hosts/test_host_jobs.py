@@ -242,7 +242,7 @@ def test_only_jobs_with_requeue_run_elsewhere_once_the_host_is_confirmed_down(
     assert (job.state, other.state) == ("queued", "running")
     first = job.attempts.get()
     assert (first.outcome, first.abandoned) == ("lost", True)
-    assert first.ended_at == hosts.read_until("gpubox") != NOW + 60 * SECOND
+    assert first.ended_at == hosts.read_until("gpubox", NOW + 60 * SECOND) != NOW + 60 * SECOND
     see("east", 1, at_s=119)
     assert job.pk in plan("east", at_s=120)
     assert look(data, at_s=121) == []
