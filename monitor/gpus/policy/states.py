@@ -26,7 +26,7 @@ BROKEN = frozenset({GpuState.LOST, GpuState.FAILING})
 BOOTS_AT_MOST = timedelta(minutes=5)
 # A claim may be committed after a sweep that began later than the claim.
 COMMITTED_WITHIN = timedelta(seconds=2)
-# What a claim does once it has booted, and how it booted.
+# The boot that each of these states follows.
 _AFTER_BOOT = {
     GpuState.SCRIPT_BUSY: GpuState.BOOTING_SCRIPT,
     GpuState.LLM_READY: GpuState.BOOTING_LLM,
