@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, prod
 from random import Random
@@ -61,8 +61,14 @@ class Load:
         return IDLE_W + (LIMIT_W * 0.94 - IDLE_W) * (self.busy_pct / 100)
 
     @property
-    def temperature_c(self) -> float:
-        return 30 + 0.46 * self.busy_pct
+    def figures(self) -> Mapping[str, float]:
+        """Means of the step, by the name of the figure of the GPU."""
+        return {
+            "utilization_pct": self.busy_pct,
+            "memory_used_bytes": self.memory_bytes,
+            "power_w": self.power_w,
+            "temperature_c": 30 + 0.46 * self.busy_pct,
+        }
 
 
 def lives(gpus: int, seed: int, now_t: int) -> list[DemoLife]:

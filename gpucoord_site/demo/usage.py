@@ -163,7 +163,7 @@ class PastUsage:
         for load in loads:
             key = (rollups.floor(load.t, step), load.gpu)
             if key not in rows:
-                rows[key] = {"gpu_id": uuids[load.gpu], "t": key[0], **_NOTHING}
+                rows[key] = {"gpu_id": uuids[load.gpu], "t": key[0], **_empty()}
             _add(rows[key], load, int(seconds))
         return [rows[key] for key in sorted(rows)]
 
@@ -239,36 +239,32 @@ def _source(identity: UseIdentity) -> OwnerSource:
     return OwnerSource.UID if identity.user else OwnerSource.UNKNOWN
 
 
-_NOTHING: dict[str, Any] = {
-    "seen_s": 0,
-    "utilization_pct_s": 0.0,
-    "utilization_known_s": 0,
-    "utilization_max_pct": 0.0,
-    "memory_byte_s": 0,
-    "memory_known_s": 0,
-    "memory_max_bytes": 0,
-    "energy_j": 0.0,
-    "power_known_s": 0,
-    "power_max_w": 0.0,
-    "temperature_max_c": 0.0,
-}
+# Maxima are higher than the means by these factors.
+_PEAKS = {"utilization_pct": 1.06, "power_w": 1.04}
+
+
+def _empty() -> dict[str, Any]:
+    row: dict[str, Any] = {"seen_s": 0}
+    for measure in rollups.GPUS.measures:
+        row |= {name: 0 for name in (measure.total, measure.known_s) if name}
+        row |= {measure.greatest: None} if measure.greatest else {}
+    return row
 
 
 def _add(row: dict[str, Any], load: Load, seconds: int) -> None:
-    memory, power = load.memory_bytes, load.power_w
-    for name in ("seen_s", "utilization_known_s", "memory_known_s", "power_known_s"):
-        row[name] += seconds
-    row["utilization_pct_s"] += load.busy_pct * seconds
-    row["memory_byte_s"] += memory * seconds
-    row["energy_j"] += power * seconds
-    greatest = {
-        "utilization_max_pct": min(100, load.busy_pct * 1.06),
-        "memory_max_bytes": memory,
-        "power_max_w": power * 1.04,
-        "temperature_max_c": load.temperature_c,
-    }
-    for name, value in greatest.items():
-        row[name] = max(row[name], value)
+    """The figures that a load has; others stay unknown."""
+    row["seen_s"] += seconds
+    for measure in rollups.GPUS.measures:
+        value = load.figures.get(measure.source)
+        if value is None:
+            continue
+        if measure.total and measure.known_s:
+            row[measure.total] += value * seconds
+            row[measure.known_s] += seconds
+        if measure.greatest:
+            peak = value * _PEAKS.get(measure.source, 1)
+            peak = min(100, peak) if measure.source.endswith("_pct") else peak
+            row[measure.greatest] = max(row[measure.greatest] or 0, peak)
 
 
 def _sum(use: dict[str, Any], part: UsagePart) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.contrib import admin
 
 from monitor.admin.base import Forgettable, ReadOnly
 from monitor.facts import formats
+from monitor.facts.gpu_fields import GpuField
+from monitor.facts.readings import GPU_FIELDS
 from monitor.models import (
     Claim,
     Constraint,
@@ -142,17 +146,21 @@ class Seconds(ReadOnly):
     """Rows by the second: there are many, so nothing here counts them all."""
 
 
+def _column(figure: GpuField) -> Callable[[Sample], str]:
+    @admin.display(description=figure.label, ordering=figure.name)
+    def text(sample: Sample) -> str:
+        return figure.text(figure.of(sample))
+
+    return text
+
+
 @admin.register(Sample)
 class SampleAdmin(Seconds):
-    list_display = ("t", "gpu", "utilization_pct", "memory", "power_w", "temperature_c")
+    list_display = ("t", "gpu", *(_column(figure) for figure in GPU_FIELDS if figure.is_sampled))
     list_filter = ("gpu__host", "gpu__index")
     list_select_related = ("gpu",)
     search_fields = ("gpu__uuid", "gpu__host")
     ordering = ("-id",)
-
-    @admin.display(description="memory used", ordering="memory_used_bytes")
-    def memory(self, sample: Sample) -> str:
-        return formats.gib(sample.memory_used_bytes)
 
 
 @admin.register(HostSample)

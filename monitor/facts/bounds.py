@@ -14,8 +14,7 @@ MOST_MEMORY = 2**44
 _MOST_HOST_MEMORY = 2**50
 # W: the largest module has about 1.4 kW.
 MOST_POWER = 3000.0
-_PERCENT = (0.0, 100.0)
-_POWER = (0.0, MOST_POWER)
+PERCENT = (0.0, 100.0)
 _GPU_MEMORY = (0, MOST_MEMORY)
 _HOST_MEMORY = (0, _MOST_HOST_MEMORY)
 # Counters of faults: more is a wrong answer, and each of them closes or marks a GPU.
@@ -23,28 +22,17 @@ _FAULTS = (0, 2**31 - 1)
 _PAGES = (0, 2**16 - 1)
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
-    # GPU
+    # GPU: the figures of GPU_FIELDS have theirs there.
     "index": (0, 2**15 - 1),
-    "utilization_pct": _PERCENT,
-    "memory_utilization_pct": _PERCENT,
-    "sm_pct": _PERCENT,
-    "encoder_pct": _PERCENT,
-    "power_w": _POWER,
-    "power_limit_w": (1.0, MOST_POWER),
-    # °C: the hardware switches off below 120. Sleeping sensors answer −256 or 127.
-    "temperature_c": (-55.0, 120.0),
-    # MHz
-    "sm_clock_mhz": (0, 10_000),
+    "sm_pct": PERCENT,
+    "encoder_pct": PERCENT,
     "max_sm_clock_mhz": (1, 10_000),
-    "memory_clock_mhz": (0, 50_000),
-    "performance_state": (0, 15),
     "cores": (1, 10**6),
     # mJ: 3 kW for 20 years.
     "energy_mj": (0, 2 * 10**15),
-    # GPUs and their MIG instances; of a host, see HOST_BOUNDS.
+    # MIG instances and processes; of a host, see HOST_BOUNDS.
     "memory_total_bytes": (1, MOST_MEMORY),
     "memory_used_bytes": _GPU_MEMORY,
-    "memory_reserved_bytes": _GPU_MEMORY,
     "memory_bytes": _GPU_MEMORY,
     "peak_memory_bytes": _GPU_MEMORY,
     "instance": (0, 2**15 - 1),
@@ -61,7 +49,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 
 HOST_BOUNDS: Mapping[str, tuple[float, float]] = {
     "cpu_count": (1, 2**16),
-    "cpu_pct": _PERCENT,
+    "cpu_pct": PERCENT,
     "load_1": (0.0, 10.0**6),
     "load_5": (0.0, 10.0**6),
     "load_15": (0.0, 10.0**6),
@@ -69,11 +57,11 @@ HOST_BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory_available_bytes": _HOST_MEMORY,
     "swap_total_bytes": _HOST_MEMORY,
     "swap_used_bytes": _HOST_MEMORY,
-    "cpu_some_pct": _PERCENT,
-    "memory_some_pct": _PERCENT,
-    "memory_full_pct": _PERCENT,
-    "io_some_pct": _PERCENT,
-    "io_full_pct": _PERCENT,
+    "cpu_some_pct": PERCENT,
+    "memory_some_pct": PERCENT,
+    "memory_full_pct": PERCENT,
+    "io_some_pct": PERCENT,
+    "io_full_pct": PERCENT,
     # Seconds and bytes since the start of the machine.
     "cpu_busy_s": (0.0, 1e13),
     "cpu_total_s": (0.0, 1e13),

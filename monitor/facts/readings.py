@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from monitor.facts.bounds import MOST_MEMORY, MOST_POWER, PERCENT
 from monitor.facts.claims import ClaimFact as ClaimFact
+from monitor.facts.gpu_fields import Gauge, Meter, Rollup, declared, figure
 from monitor.facts.gpu_states import Condition, GpuState, HealthReading, Xid
 from monitor.facts.hosts import Limits, used_pct
 from monitor.facts.presence import OwnerReading
@@ -36,7 +38,7 @@ class ComputeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
+    """One GPU at an instant. None = unknown. `figure` declares what is measured: see GPU_FIELDS.
 
     `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
     `energy_mj` counts since the driver was loaded. `orphaned_bytes` are used although no listed
@@ -57,17 +59,96 @@ class GpuReading:
     pci_id: str | None = None
     health: Health = Health.OK
     problem: str | None = None
-    memory_total_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
-    utilization_pct: float | None = None
-    memory_utilization_pct: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    performance_state: int | None = None
+    utilization_pct: float | None = figure(
+        "Utilisation",
+        "%",
+        bounds=PERCENT,
+        gauge=Gauge(
+            "gpu_utilization_percent",
+            "Share of the last sample period in which a kernel ran on the GPU.",
+        ),
+        meter=Meter(100, in_row=True),
+        is_sampled=True,
+        rollup=Rollup("utilization_max_pct", "utilization_pct_s", "utilization_known_s"),
+    )
+    memory_total_bytes: int | None = figure(
+        "Memory size",
+        "bytes",
+        kind=int,
+        bounds=(1, MOST_MEMORY),
+        gauge=Gauge("gpu_memory_total_bytes", "Total memory of the GPU."),
+    )
+    memory_used_bytes: int | None = figure(
+        "Memory",
+        "bytes",
+        kind=int,
+        bounds=(0, MOST_MEMORY),
+        gauge=Gauge(
+            "gpu_memory_used_bytes", "Memory in use, without the memory that the driver reserves."
+        ),
+        meter=Meter("memory_total_bytes", in_row=True),
+        is_sampled=True,
+        rollup=Rollup("memory_max_bytes", "memory_byte_s", "memory_known_s"),
+    )
+    memory_reserved_bytes: int | None = figure(
+        "Reserved memory",
+        "bytes",
+        kind=int,
+        bounds=(0, MOST_MEMORY),
+        in_rest=False,
+        gauge=Gauge("gpu_memory_reserved_bytes", "Memory reserved by the driver."),
+    )
+    memory_utilization_pct: float | None = figure(
+        "Memory utilisation",
+        "%",
+        bounds=PERCENT,
+        in_rest=False,
+        gauge=Gauge(
+            "gpu_memory_utilization_percent",
+            "Share of the last sample period in which GPU memory was read or written.",
+        ),
+    )
+    power_w: float | None = figure(
+        "Power",
+        "W",
+        bounds=(0.0, MOST_POWER),
+        gauge=Gauge("gpu_power_watts", "Current power draw."),
+        meter=Meter("power_limit_w", is_limit=True, word="Power"),
+        is_sampled=True,
+        rollup=Rollup("power_max_w", "energy_j", "power_known_s"),
+    )
+    power_limit_w: float | None = figure(
+        "Power limit",
+        "W",
+        bounds=(1.0, MOST_POWER),
+        gauge=Gauge("gpu_power_limit_watts", "Power limit in force."),
+    )
+    # The hardware switches off below 120 °C. Sleeping sensors answer −256 or 127.
+    temperature_c: float | None = figure(
+        "Temperature",
+        "°C",
+        bounds=(-55.0, 120.0),
+        gauge=Gauge("gpu_temperature_celsius", "Temperature of the GPU."),
+        meter=Meter(100),
+        is_sampled=True,
+        rollup=Rollup("temperature_max_c"),
+    )
+    sm_clock_mhz: int | None = figure(
+        "SM clock",
+        "MHz",
+        kind=int,
+        bounds=(0, 10_000),
+        gauge=Gauge("gpu_sm_clock_hertz", "SM clock.", 1e6),
+        is_sampled=True,
+    )
+    memory_clock_mhz: int | None = figure(
+        "Memory clock",
+        "MHz",
+        kind=int,
+        bounds=(0, 50_000),
+        gauge=Gauge("gpu_memory_clock_hertz", "Memory clock.", 1e6),
+    )
+    performance_state: int | None = figure("Performance state", "", kind=int, bounds=(0, 15))
     compute_mode: ComputeMode | None = None
     compute_capability: str | None = None
     architecture: str | None = None
@@ -77,7 +158,16 @@ class GpuReading:
     condition_since: datetime | None = None
     condition_reason: str | None = None
     energy_mj: int | None = None
-    orphaned_bytes: int | None = None
+    orphaned_bytes: int | None = figure(
+        "Orphaned memory",
+        "bytes",
+        kind=int,
+        bounds=(0, MOST_MEMORY),
+        in_rest=False,
+        gauge=Gauge(
+            "gpu_memory_orphaned_bytes", "Memory in use that belongs to no listed process."
+        ),
+    )
     orphaned_since: datetime | None = None
     state: GpuState | None = None
     state_since: datetime | None = None
@@ -89,6 +179,9 @@ class GpuReading:
     def idle_s(self, now: datetime) -> float | None:
         """Seconds since it has been idle by use; 0 = in use, None = unknown."""
         return _idle_s(self.utilization_pct, self.idle_since, now)
+
+
+GPU_FIELDS = tuple(declared(GpuReading))
 
 
 # Below this utilisation, a GPU or the CPUs of a host are idle.

@@ -1,24 +1,41 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
+
+from monitor.facts.gpu_fields import GpuField
+from monitor.facts.readings import GPU_FIELDS
 
 
 class Sample(models.Model):
-    """Readings of one GPU in one second; the largest table. `t` is in whole epoch seconds."""
+    """Readings of one GPU in one second; the largest table. `t` is in whole epoch seconds.
+
+    The columns of figures follow from GPU_FIELDS.
+    """
 
     gpu = models.ForeignKey("monitor.Gpu", models.CASCADE, db_index=False)
     t = models.BigIntegerField("epoch seconds")
-    utilization_pct = models.FloatField(null=True)
-    memory_used_bytes = models.BigIntegerField(null=True)
-    power_w = models.FloatField(null=True)
-    temperature_c = models.FloatField(null=True)
-    sm_clock_mhz = models.PositiveIntegerField(null=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["gpu", "t"], name="sample_gpu_t")]
 
     def __str__(self) -> str:
         return f"{self.gpu_id} at {self.t}"
+
+
+def _value(figure: GpuField) -> models.Field[Any, Any]:
+    """A column for a value of this figure; null = unknown."""
+    if figure.unit == "bytes":
+        return models.BigIntegerField(null=True)
+    if figure.kind is int:
+        return models.PositiveIntegerField(null=True)
+    return models.FloatField(null=True)
+
+
+for _figure in GPU_FIELDS:
+    if _figure.is_sampled:
+        Sample.add_to_class(_figure.name, _value(_figure))
 
 
 class HostSample(models.Model):
@@ -75,23 +92,25 @@ class Rollup(models.Model):
 
 
 class GpuRollup(Rollup):
+    """The columns of figures follow from GPU_FIELDS."""
+
     gpu = models.ForeignKey("monitor.Gpu", models.CASCADE, db_index=False, related_name="+")
-    utilization_pct_s = models.FloatField()
-    utilization_known_s = models.PositiveIntegerField()
-    utilization_max_pct = models.FloatField(null=True)
-    memory_byte_s = models.BigIntegerField()
-    memory_known_s = models.PositiveIntegerField()
-    memory_max_bytes = models.BigIntegerField(null=True)
-    energy_j = models.FloatField()
-    power_known_s = models.PositiveIntegerField()
-    power_max_w = models.FloatField(null=True)
-    temperature_max_c = models.FloatField(null=True)
 
     class Meta:
         abstract = True
 
     def __str__(self) -> str:
         return f"{self.gpu_id} at {self.t}"
+
+
+for _figure in GPU_FIELDS:
+    if _rollup := _figure.rollup:
+        if _rollup.total:
+            _sum = models.BigIntegerField if _figure.kind is int else models.FloatField
+            GpuRollup.add_to_class(_rollup.total, _sum())
+        if _rollup.known_s:
+            GpuRollup.add_to_class(_rollup.known_s, models.PositiveIntegerField())
+        GpuRollup.add_to_class(_rollup.greatest, _value(_figure))
 
 
 class GpuMinute(GpuRollup):

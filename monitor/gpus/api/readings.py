@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from django.conf import settings
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
-from pydantic import Field
+from pydantic import Field, create_model
 
 from monitor.api import InvalidInput, Moment
 from monitor.facts.claims import ClaimKind, GpuTask
-from monitor.facts.readings import GpuReading, OwnerSource, ProcessReading, Snapshot
+from monitor.facts.readings import GPU_FIELDS, GpuReading, OwnerSource, ProcessReading, Snapshot
 from monitor.facts.usage import UseSource
 from monitor.gpus.policy import capability, states, use_split
 from monitor.gpus.policy.use_split import UseSplit
@@ -58,9 +58,7 @@ class TaskBody(Schema):
     kind: Literal["script", "llm"] = Field(description="llm: a model that stays loaded.")
 
 
-class GpuBody(Schema):
-    """null = not known; it is never reported as 0."""
-
+class _GpuIdentity(Schema):
     uuid: str
     index: int
     host: str
@@ -73,18 +71,21 @@ class GpuBody(Schema):
     condition_since: datetime | None
     condition_reason: str | None
     problem: str | None
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    utilization_pct: float | None
+
+
+_GpuFigures: Any = create_model(  # type: ignore[call-overload]
+    "_GpuFigures",
+    __base__=_GpuIdentity,
+    **{figure.name: (figure.kind | None, ...) for figure in GPU_FIELDS if figure.in_rest},
+)
+
+
+class GpuBody(_GpuFigures):  # type: ignore[misc]  # its figures follow from the table
+    """null = not known; it is never reported as 0."""
+
     idle_seconds: float | None = Field(
         description="Time since its utilisation fell below 5 %; 0: it is in use."
     )
-    power_w: float | None
-    power_limit_w: float | None
-    temperature_c: float | None
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    performance_state: int | None
     pci_id: str | None
     compute_capability: str | None
     architecture: str | None

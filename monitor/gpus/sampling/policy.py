@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from monitor.facts.bounds import BOUNDS, HOST_BOUNDS, JUMPS, MOST_JOULES_PER_S, MOST_OVER_LIMIT
 from monitor.facts.readings import (
+    GPU_FIELDS,
     GpuProcess,
     GpuReading,
     GpuSweep,
@@ -99,11 +100,12 @@ LONGEST_TEXT = 500
 LONGEST = {"name": 120, "pci_id": 40, "compute_capability": 8}
 # A shortened UUID would name another GPU.
 UUIDS, LONGEST_UUID = ("uuid", "gpu_uuid"), 96
+_GPU_BOUNDS = {**BOUNDS, **{field.name: field.bounds for field in GPU_FIELDS}}
 
 
 def bounded_sweep(sweep: GpuSweep) -> GpuSweep:
     """Unusable values become None; an item that needs such a value is left out."""
-    gpus = _distinct(_bounded(sweep.gpus))
+    gpus = _distinct(_bounded(sweep.gpus, _GPU_BOUNDS))
     left_out = len(sweep.gpus) - len(gpus)
     problem, remedy = sweep.problem, sweep.remedy
     if left_out and problem is None:

@@ -13,6 +13,7 @@ from monitor.facts.gpu_states import Ailment, Condition, GpuState, HealthReading
 from monitor.facts.hosts import Limits
 from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
 from monitor.facts.readings import (
+    GPU_FIELDS,
     ComputeMode,
     DiskReading,
     GpuReading,
@@ -221,19 +222,14 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_SAMPLED = tuple(field.name for field in GPU_FIELDS if field.is_sampled)
+
+
 def gpu_samples(snapshot: Snapshot) -> list[dict[str, Any]]:
     """The columns of a sample of each GPU that can be read."""
     t = int(snapshot.at.timestamp())
     return [
-        {
-            "gpu_id": gpu.uuid,
-            "t": t,
-            "utilization_pct": gpu.utilization_pct,
-            "memory_used_bytes": gpu.memory_used_bytes,
-            "power_w": gpu.power_w,
-            "temperature_c": gpu.temperature_c,
-            "sm_clock_mhz": gpu.sm_clock_mhz,
-        }
+        {"gpu_id": gpu.uuid, "t": t, **{name: getattr(gpu, name) for name in _SAMPLED}}
         for gpu in snapshot.gpus
         if gpu.health is not Health.LOST
     ]

@@ -19,7 +19,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.gpus.hosts.policy import SILENT_AFTER
 from monitor.incidents.facts import NONE, Badge, Badges
-from monitor.pages.live.cards import Card, in_gib
+from monitor.pages.live.cards import Card
 from monitor.pages.live.frames import CHILDREN
 from monitor.templatetags.monitor_tags import bar, figure, minute, owner, since, since_short
 
@@ -56,18 +56,18 @@ def timeline_cell(card: Card) -> SafeString:
 
 def gpu_cells(card: Card) -> SafeString:
     """The cells of a row that change with the readings."""
-    use, memory = card.values[:2]
-    total = in_gib(card.memory_total_bytes)
+    use, memory = card.figures["utilization_pct"], card.figures["memory_used_bytes"]
     cells = (
         f'<span role="cell" class="b-name"><a href="{escape(reverse("gpu", args=[card.uuid]))}"'
         f' title="{escape(f"{card.name}, {card.uuid}")}">{card.index}</a>'
         f'<span class="b-model">{escape(card.model)}</span></span>',
         f'<span role="cell" class="b-state">{_state(card)}{_below_state(card)}</span>',
         f'<span role="cell" class="b-who">{_owners(card)}{_work(card)}</span>',
-        f'<span role="cell" class="b-bar"><span class="num">{figure(use, 0)} %</span>'
-        f"{bar(use, 100, 0)}</span>",
+        f'<span role="cell" class="b-bar"><span class="num">{figure(use.value, use.slot)} %</span>'
+        f"{bar(use.value, use.top, use.slot)}</span>",
         f'<span role="cell" class="b-bar b-memory"><span class="num">'
-        f"{figure(memory, 1, digits=3)}{_of(total)} GiB</span>{bar(memory, total, 1, 'memory')}"
+        f"{figure(memory.value, memory.slot, digits=3)}{_of(memory.top)} GiB</span>"
+        f"{bar(memory.value, memory.top, memory.slot, 'memory')}"
         "</span>",
     )
     # Every other text is escaped above or comes from tags that escape.

@@ -14,7 +14,7 @@ from monitor.facts.claims import GpuTask
 from monitor.facts.formats import GIB
 from monitor.facts.gpu_states import Condition, GpuState
 from monitor.facts.presence import OwnerReading
-from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
+from monitor.facts.readings import GPU_FIELDS, GpuReading, ProcessReading, Snapshot
 from monitor.gpus.policy import use_split
 from monitor.gpus.policy.use_split import UseSplit
 from monitor.incidents.facts import NONE, Badge, Badges
@@ -52,6 +52,10 @@ TROUBLE = {GpuState.FAILING, GpuState.LOST}
 AILING = {Condition.THROTTLED: "warning", Condition.FAILING: "failing"}
 
 Values = tuple[float | None, ...]
+METERS = tuple((figure, figure.meter) for figure in GPU_FIELDS if figure.meter)
+JOBS_PCT, OTHERS_PCT = "jobs_pct", "others_pct"
+# The position of each figure in the values of a GPU.
+SLOTS = {name: i for i, name in enumerate([f.name for f, _ in METERS] + [JOBS_PCT, OTHERS_PCT])}
 GpuTasks = Mapping[str, tuple[GpuTask, ...]]
 NO_TASKS: GpuTasks = {}
 TASKS_ON_CARD = 4
@@ -80,6 +84,23 @@ class ProcessRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveFigure:
+    """A figure as templates show it. `slot`: its position in the values of the GPU.
+
+    top: the end of its bar; `after`: the text behind the number.
+    """
+
+    label: str
+    value: float | None
+    slot: int
+    digits: int = 0
+    top: float | None = 100
+    after: str = " %"
+    word: str = ""
+    in_row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """One GPU and its processes."""
 
@@ -94,8 +115,7 @@ class Card:
     closed: str | None
     condition: Condition | None
     reason: str | None
-    memory_total_bytes: int | None
-    power_limit_w: float | None
+    tops: tuple[float | None, ...]
     rows: tuple[ProcessRow, ...]
     more: int
     orphaned_gib: int
@@ -105,10 +125,7 @@ class Card:
     tasks: tuple[GpuTask, ...]
     # Since when it has been idle by use although it is not free.
     unused_since: datetime | None
-    utilization_pct: float | None = field(compare=False)
-    memory_used_bytes: int | None = field(compare=False)
-    power_w: float | None = field(compare=False)
-    temperature_c: float | None = field(compare=False)
+    reading: GpuReading = field(compare=False)
     split: UseSplit = field(compare=False)
     # Contact with its host is lost, so this is its last reading.
     is_silent: bool = False
@@ -185,14 +202,40 @@ class Card:
 
     @property
     def values(self) -> Values:
+        """By SLOTS."""
         return (
-            round_whole(self.utilization_pct),
-            in_gib(self.memory_used_bytes),
-            round_whole(self.power_w),
-            round_whole(self.temperature_c),
+            *(figure.shown(figure.of(self.reading)) for figure, _ in METERS),
             round_whole(self.split.jobs_pct),
             round_whole(self.split.others_pct),
         )
+
+    @property
+    def figures(self) -> Mapping[str, LiveFigure]:
+        """The values by name."""
+        values = self.values
+        by_name = {
+            figure.name: LiveFigure(
+                label=figure.label,
+                value=values[slot],
+                slot=slot,
+                digits=figure.digits,
+                top=figure.shown(top),
+                after=f" / {figure.text(top)}"
+                if isinstance(meter.top, str)
+                else f" {figure.unit_shown}",
+                word=meter.word,
+                in_row=meter.in_row,
+            )
+            for slot, ((figure, meter), top) in enumerate(zip(METERS, self.tops, strict=True))
+        }
+        for name, label in ((JOBS_PCT, "Jobs"), (OTHERS_PCT, "other use")):
+            by_name[name] = LiveFigure(label, values[SLOTS[name]], SLOTS[name])
+        return by_name
+
+    @property
+    def meters(self) -> list[LiveFigure]:
+        """The figures with a bar on the page of the GPU."""
+        return list(self.figures.values())[: len(METERS)]
 
 
 def cards(
@@ -277,8 +320,7 @@ def _card(
         closed=gpu.closed,
         condition=gpu.condition,
         reason=_reason(gpu, snapshot),
-        memory_total_bytes=gpu.memory_total_bytes,
-        power_limit_w=gpu.power_limit_w,
+        tops=tuple(meter.top_of(gpu) for _, meter in METERS),
         rows=tuple(shown),
         more=len(rows) - len(shown),
         orphaned_gib=round((gpu.orphaned_bytes or 0) / GIB),
@@ -286,10 +328,7 @@ def _card(
         guest=_guest(gpu, snapshot),
         incident=badges.gpus.get(gpu.uuid),
         tasks=tuple(_task_shown(task, snapshot) for task in tasks[:TASKS_ON_CARD]),
-        utilization_pct=gpu.utilization_pct,
-        memory_used_bytes=gpu.memory_used_bytes,
-        power_w=gpu.power_w,
-        temperature_c=gpu.temperature_c,
+        reading=gpu,
         split=split,
         unused_since=_unused_since(gpu, snapshot.at),
     )

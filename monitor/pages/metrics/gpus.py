@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from monitor.facts.gpu_states import Condition, GpuState, HealthReading
-from monitor.facts.readings import GpuReading, Health, Snapshot
+from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, Snapshot
 from monitor.gpus.policy import use_split
 from monitor.pages.metrics.families import Families, Labels
 
 # Older readings do not describe the present. The snapshot's age is exported in any case.
 FRESH = timedelta(seconds=15)
-
-Reader = Callable[[GpuReading], float | None]
 
 
 def is_fresh(snapshot: Snapshot, now: datetime) -> bool:
@@ -29,8 +27,7 @@ def add_gpus(into: Families, snapshot: Snapshot, jobs: Mapping[str, int]) -> Non
         _add_state(into, gpu, labels)
         if gpu.health is Health.LOST:
             continue
-        for name, help_text, read in GAUGES:
-            into.gauge(name, help_text, labels, read(gpu))
+        _add_figures(into, gpu, labels)
         help_text = "Energy used since the driver was loaded."
         joules = None if gpu.energy_mj is None else gpu.energy_mj / 1000
         into.counter("gpu_energy_joules_total", help_text, labels, joules)
@@ -55,6 +52,16 @@ def gpu_labels(gpu: GpuReading, snapshot: Snapshot) -> dict[str, str]:
         "name": gpu.name or "",
         "simulated": "true" if snapshot.probe == "simulated" else "false",
     }
+
+
+def _add_figures(into: Families, gpu: GpuReading, labels: Labels) -> None:
+    for figure in GPU_FIELDS:
+        value = getattr(gpu, figure.name)
+        if figure.gauge and value is not None:
+            gauge = figure.gauge
+            into.gauge(gauge.name, gauge.help, labels, value * gauge.factor)
+    help_text = "Memory that is neither used nor reserved."
+    into.gauge("gpu_memory_free_bytes", help_text, labels, _free(gpu))
 
 
 def _add_state(into: Families, gpu: GpuReading, labels: Labels) -> None:
@@ -104,46 +111,6 @@ def _free(gpu: GpuReading) -> float | None:
         return None
     used_bytes = gpu.memory_used_bytes + (gpu.memory_reserved_bytes or 0)
     return max(0, gpu.memory_total_bytes - used_bytes)
-
-
-def _hertz(mhz: int | None) -> float | None:
-    return None if mhz is None else mhz * 1e6
-
-
-GAUGES: tuple[tuple[str, str, Reader], ...] = (
-    ("gpu_temperature_celsius", "Temperature of the GPU.", lambda g: g.temperature_c),
-    (
-        "gpu_utilization_percent",
-        "Share of the last sample period in which a kernel ran on the GPU.",
-        lambda g: g.utilization_pct,
-    ),
-    (
-        "gpu_memory_utilization_percent",
-        "Share of the last sample period in which GPU memory was read or written.",
-        lambda g: g.memory_utilization_pct,
-    ),
-    ("gpu_power_watts", "Current power draw.", lambda g: g.power_w),
-    ("gpu_power_limit_watts", "Power limit in force.", lambda g: g.power_limit_w),
-    ("gpu_memory_total_bytes", "Total memory of the GPU.", lambda g: g.memory_total_bytes),
-    (
-        "gpu_memory_used_bytes",
-        "Memory in use, without the memory that the driver reserves.",
-        lambda g: g.memory_used_bytes,
-    ),
-    (
-        "gpu_memory_reserved_bytes",
-        "Memory reserved by the driver.",
-        lambda g: g.memory_reserved_bytes,
-    ),
-    (
-        "gpu_memory_orphaned_bytes",
-        "Memory in use that belongs to no listed process.",
-        lambda g: g.orphaned_bytes,
-    ),
-    ("gpu_memory_free_bytes", "Memory that is neither used nor reserved.", _free),
-    ("gpu_sm_clock_hertz", "SM clock.", lambda g: _hertz(g.sm_clock_mhz)),
-    ("gpu_memory_clock_hertz", "Memory clock.", lambda g: _hertz(g.memory_clock_mhz)),
-)
 
 
 # The bits of NVML's clock event reasons; the names are stable label values.

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db.models import BigIntegerField, Count, F, Max, Min, Model, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Coalesce, Mod
 
+from monitor.facts.readings import GPU_FIELDS
 from monitor.models import (
     Gpu,
     GpuHour,
@@ -58,13 +59,10 @@ GPUS = RollupLevels(
     Sample,
     GpuMinute,
     GpuHour,
-    (
-        Measure(
-            "utilization_pct", "utilization_pct_s", "utilization_known_s", "utilization_max_pct"
-        ),
-        Measure("memory_used_bytes", "memory_byte_s", "memory_known_s", "memory_max_bytes"),
-        Measure("power_w", "energy_j", "power_known_s", "power_max_w"),
-        Measure("temperature_c", None, None, "temperature_max_c"),
+    tuple(
+        Measure(figure.name, figure.rollup.total, figure.rollup.known_s, figure.rollup.greatest)
+        for figure in GPU_FIELDS
+        if figure.rollup
     ),
 )
 HOSTS = RollupLevels(

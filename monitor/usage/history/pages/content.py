@@ -11,7 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from monitor.facts.formats import GIB
-from monitor.facts.readings import ProcessReading
+from monitor.facts.readings import GPU_FIELDS, ProcessReading
 from monitor.incidents.policy.thresholds import COVERAGE_PCT
 from monitor.incidents.rules.memory import IDLE_GIB, IDLE_PCT
 from monitor.models import Gpu, ProcessUse
@@ -41,29 +41,20 @@ SHORTEST_MEAN_S = 5.0
 
 
 def gpu_panels(row: Gpu, window: HistoryWindow) -> list[Panel]:
-    limit = row.power_limit_w
-    return [
-        Panel(
-            "Utilisation",
-            "%",
-            _lines(window, mean("utilization_pct_s", "utilization_known_s"), "utilization_max_pct"),
-            top=100,
-        ),
-        Panel(
-            "Memory",
-            "GiB",
-            _lines(window, mean("memory_byte_s", "memory_known_s", GIB), "memory_max_bytes", GIB),
-            top=in_gib(row.memory_total_bytes),
-        ),
-        Panel(
-            "Power",
-            "W",
-            _lines(window, mean("energy_j", "power_known_s"), "power_max_w"),
-            top=limit,
-            limit=limit,
-        ),
-        Panel("Temperature", "°C", (ChartLine("highest", highest("temperature_max_c")),), top=100),
-    ]
+    """A chart of each figure with roll-ups."""
+    panels = []
+    for figure in GPU_FIELDS:
+        if (rollup := figure.rollup) is None:
+            continue
+        if rollup.total and rollup.known_s:
+            value = mean(rollup.total, rollup.known_s, figure.scale)
+            lines = _lines(window, value, rollup.greatest, figure.scale)
+        else:
+            lines = (ChartLine("highest", highest(rollup.greatest, figure.scale)),)
+        top = figure.shown(figure.meter.top_of(row)) if figure.meter else None
+        limit = top if figure.meter and figure.meter.is_limit else None
+        panels.append(Panel(figure.label, figure.unit_shown, lines, top=top, limit=limit))
+    return panels
 
 
 def host_panels(window: HistoryWindow, memory_total_bytes: int | None) -> list[Panel]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from monitor.facts.bounds import BOUNDS
 from monitor.facts.gpu_states import HealthReading, Xid
 from monitor.facts.readings import (
+    GPU_FIELDS,
     DiskReading,
     GpuProcess,
     GpuReading,
@@ -69,10 +70,15 @@ def test_an_unusable_value_is_unknown(odd: dict[str, Any]) -> None:
     assert sweep.problem is None
 
 
-@pytest.mark.parametrize("name", sorted(set(BOUNDS) & set(GpuReading.__annotations__)))
+GPU_BOUNDS = {field.name: field.bounds for field in GPU_FIELDS} | {
+    name: BOUNDS[name] for name in set(BOUNDS) & set(GpuReading.__annotations__)
+}
+
+
+@pytest.mark.parametrize("name", sorted(GPU_BOUNDS))
 def test_each_bounded_value_of_a_gpu_is_kept_up_to_its_bounds(name: str) -> None:
     """The others of its values are left out, since they may contradict it."""
-    low, high = BOUNDS[name]
+    low, high = GPU_BOUNDS[name]
     kind = int if name.endswith(("bytes", "mhz", "mj", "state")) or name in INTEGERS else float
     for value, is_kept in ((low, True), (high, True), (low - 1, False), (high + 1, False)):
         reading = GpuReading(**{"uuid": "GPU-a", "index": 0, name: kind(value)})
