@@ -52,7 +52,7 @@ class ReportScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 @admin.register(ReportSubscription)
 class ReportSubscriptionAdmin(Forgettable):
-    list_display = ["user", "since_at", "reported_until", "problem"]
+    list_display = ["user", "is_on", "since_at", "reported_until", "problem"]
 
 
 @admin.register(StoredReport)

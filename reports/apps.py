@@ -19,6 +19,6 @@ class ReportsConfig(AppConfig):
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         periodic_tasks.register("reports.tasks:queue_due")
-        outbox.register_attachments(step.ATTACHED, actions.attachment)
+        outbox.register_attachments(step.ATTACHED, actions.enclosure)
         sections.register("models", sections.models)
         sections.register("batches", sections.batches)

@@ -54,11 +54,12 @@ class ReportSchedule(models.Model):
 
 
 class ReportSubscription(models.Model):
-    """A user who gets a report about the own use each week. Columns as of a schedule."""
+    """Whether a user gets a report about the own use each week. Columns as of a schedule."""
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, models.CASCADE, primary_key=True, related_name="+"
     )
+    is_on = models.BooleanField("on", default=True, db_default=True)
     since_at = models.DateTimeField()
     reported_until = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveIntegerField(default=0)

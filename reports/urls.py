@@ -14,6 +14,8 @@ urlpatterns = [
     path("reports/capacity/", capacity_pages.capacity, name="capacity"),
     path("reports/tags/", tag_pages.by_tag, name="tag-report"),
     path("reports/stored/", stored_pages.stored, name="stored-reports"),
+    path("reports/schedules/<int:pk>/", stored_pages.send, name="send-report"),
+    path("reports/schedules/<int:pk>/mail/", stored_pages.preview, name="preview-report"),
     path("reports/stored/<int:pk>/", stored_pages.report, name="stored-report"),
     path("reports/stored/<int:pk>/<slug:format>/", stored_pages.file, name="stored-file"),
 ]

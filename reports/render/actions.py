@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -74,6 +74,8 @@ GROUPS = (
     ("Incidents and load control", (), ("incidents", "operation", "patterns")),
 )
 FIRST_PICTURE = "shares"
+# In a mail, the first recommendations; the report has all.
+MOST_MAILED = 3
 
 
 def render(report: Report, format: str, cover: Cover | None = None) -> bytes:
@@ -84,6 +86,42 @@ def render(report: Report, format: str, cover: Cover | None = None) -> bytes:
     if cover is not None and format in _BRIEF_RENDERERS:
         return _BRIEF_RENDERERS[format](report, cover)
     return _RENDERERS[format](report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MailFrame:
+    """What a mail says beside the report: before it, and at its end.
+
+    link: to the stored report. reason: why the receiver gets the mail. opt_out: where it is turned
+    off. Addresses are "" where the address of gpucoord is not set.
+    """
+
+    title: str
+    lead: str = ""
+    link: str = ""
+    reason: str = ""
+    opt_out: str = ""
+
+
+def mail(report: Report, frame: MailFrame, picture: str) -> str:
+    """The first screen of the report as HTML. picture: the address of its chart; "" = none."""
+    context = page_context(report) | {
+        "title": frame.title,
+        "lead": frame.lead.splitlines(),
+        "frame": frame,
+        "picture": picture,
+        "recommendations": report.recommendations[:MOST_MAILED],
+    }
+    return render_to_string("reports/mail.html", context)
+
+
+def mail_picture(report: Report) -> bytes | None:
+    """The chart of the first screen as PNG, because mail programs show no SVG.
+
+    None without a chart. Raises NoTypst.
+    """
+    first = charts.shares(report, _looks(report))
+    return None if first is None else pdf.png(first.svg, charts.WIDTH)
 
 
 def deliver(report: Report, format: str, by: str, now: datetime, base: str) -> HttpResponse:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.db import transaction
 from django.http import Http404, HttpResponse
 
-from monitor.incidents.alerts.senders import Attachment
+from monitor.incidents.alerts.senders import NOTHING, Attachment, Enclosure
 from monitor.journal.rows import audit
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import limited
-from reports.models import StoredFile, StoredReport
+from reports.figures.facts import Report
+from reports.models import ReportSchedule, StoredFile, StoredReport
 from reports.periods import policy as periods
-from reports.render.actions import MEDIA
+from reports.periods.facts import Period
+from reports.render.actions import MEDIA, MailFrame, mail, mail_picture
+from reports.render.engines.pdf import NoTypst
 from reports.render.wording import text as texts
 from reports.schedule import rows, step
 from reports.schedule.policy import REQUESTED_DAYS
@@ -50,6 +55,53 @@ def store_requested(
     return row
 
 
+class NoReceiver(Exception):
+    """The schedule has no enabled channel; the text is a sentence."""
+
+
+def last_period(schedule: ReportSchedule, now: datetime) -> Period:
+    """The last complete period of the schedule."""
+    return periods.calendar(schedule.every, settings.TIME_ZONE, now)
+
+
+def preview(schedule: ReportSchedule, now: datetime) -> str:
+    """The mail about the last complete period as HTML, with the chart in it. Nothing is stored.
+
+    Raises what `limited` raises.
+    """
+    report = _newest(schedule, now)
+    frame = MailFrame(title=step.title_of(schedule, report), reason=step.reason_of(schedule))
+    try:
+        chart = mail_picture(report)
+    except NoTypst:
+        chart = None
+    picture = f"data:image/png;base64,{b64encode(chart).decode()}" if chart else ""
+    return mail(report, frame, picture)
+
+
+def send_now(schedule: ReportSchedule, by: str, now: datetime) -> StoredReport:
+    """Store and send the report about the last complete period, which the schedule does not repeat.
+
+    Raises NoReceiver, and what `limited` raises.
+    """
+    if not step.receivers(schedule).exists():
+        raise NoReceiver(f"The schedule {schedule.name} has no enabled alert channel. Add one.")
+    report = _newest(schedule, now)
+    with transaction.atomic():
+        stored = step.send(schedule, report, by, now)
+        schedule.reported_until = max(schedule.reported_until or stored.until_at, stored.until_at)
+        schedule.failures, schedule.retry_at, schedule.problem = 0, None, ""
+        schedule.save()
+        text = f"{by} sent the report {stored.pk} of the schedule {schedule.name}"
+        audit.note("REPORT_SENT", text, by=by, now=now, subject=f"report {stored.pk}")
+    return stored
+
+
+def _newest(schedule: ReportSchedule, now: datetime) -> Report:
+    scope = periods.scope(schedule.scope)
+    return limited(last_period(schedule, now), scope, step.OPERATOR, now)
+
+
 def visible(pk: int, viewer: Viewer) -> StoredReport:
     """Raises Http404 also for a report that the viewer may not open."""
     row = rows.visible_to(viewer).filter(pk=pk).first() if pk < 2**63 else None
@@ -58,14 +110,23 @@ def visible(pk: int, viewer: Viewer) -> StoredReport:
     return row
 
 
-def attachment(key: str) -> Attachment | None:
-    """The file of a stored report that is sent with messages: the PDF, or else the HTML file."""
+def enclosure(key: str) -> Enclosure:
+    """What is sent with a message about a stored report: a file, and the mail with its chart."""
     if not key.isdigit():
-        return None
-    files = StoredFile.objects.filter(report=int(key), format__in=ATTACHED).select_related("report")
-    file = max(files, key=lambda stored: stored.format == "pdf", default=None)
-    if file is None:
-        return None
+        return NOTHING
+    wanted = (*ATTACHED, *rows.MAIL)
+    stored = StoredFile.objects.filter(report=int(key), format__in=wanted).select_related("report")
+    files = {file.format: file for file in stored}
+    attached = [_attached(files[name]) for name in ATTACHED if name in files]
+    html, chart = (files.get(name) for name in rows.MAIL)
+    return Enclosure(
+        attached[0] if attached else None,
+        bytes(html.content).decode() if html else "",
+        (Attachment(step.CHART, "image/png", bytes(chart.content)),) if chart else (),
+    )
+
+
+def _attached(file: StoredFile) -> Attachment:
     return Attachment(_name(file.report, file.format), MEDIA[file.format][0], bytes(file.content))
 
 

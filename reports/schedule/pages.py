@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import cast
 
+from csp.constants import NONE, SELF, UNSAFE_INLINE
+from csp.decorators import csp_replace, csp_update
 from django.contrib import messages
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
+from django.views.decorators.clickjacking import xframe_options_sameorigin
 from django.views.decorators.http import require_http_methods, require_safe
 
 from monitor.pages.live.pages import viewer_of
+from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.models import ReportSchedule, StoredFile
+from reports.periods.facts import ReportRefused
 from reports.render.actions import MEDIA
-from reports.schedule import actions, rows
+from reports.render.engines import pdf
+from reports.schedule import actions, rows, step
 from scheduler.jobs.notifications import rows as notifications
 
 SHOWN = 100
+REFUSALS = (ReportRefused, ScopeNotFound, NotAllowed, ReportBusy)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -43,6 +51,54 @@ def stored(request: HttpRequest) -> HttpResponse:
     return render(request, "reports/stored.html", context)
 
 
+@csp_update({"frame-src": [SELF]})  # type: ignore[arg-type]
+@require_http_methods(["GET", "HEAD", "POST"])
+def send(request: HttpRequest, pk: int) -> HttpResponse:
+    """Operators see the mail of a schedule, and send it. The preview is a page in a frame."""
+    schedule, now = _schedule(request, pk), timezone.now()
+    if request.method == "POST":
+        try:
+            row = actions.send_now(schedule, request.user.get_username(), now)
+        except (actions.NoReceiver, *REFUSALS) as error:
+            messages.error(request, str(error))
+            return redirect("send-report", pk)
+        messages.success(request, "The report is stored and on its way.")
+        return redirect("stored-report", row.pk)
+    context = {
+        "schedule": schedule,
+        "period": actions.last_period(schedule, now),
+        "receivers": step.receivers(schedule),
+        "has_chart": pdf.is_available(),
+    }
+    return render(request, "reports/send.html", context)
+
+
+# Mails have their styles at their elements. The page runs no script and loads nothing.
+@csp_replace(  # type: ignore[arg-type]
+    {
+        "script-src": [NONE],
+        "style-src": [UNSAFE_INLINE],
+        "img-src": ["data:"],
+        "frame-ancestors": [SELF],
+    }
+)
+@xframe_options_sameorigin
+@require_safe
+def preview(request: HttpRequest, pk: int) -> HttpResponse:
+    """The mail itself."""
+    schedule = _schedule(request, pk)
+    try:
+        return HttpResponse(actions.preview(schedule, timezone.now()))
+    except REFUSALS as error:
+        return HttpResponse(str(error), content_type="text/plain; charset=utf-8", status=409)
+
+
+def _schedule(request: HttpRequest, pk: int) -> ReportSchedule:
+    if not viewer_of(request).operator:
+        raise PermissionDenied
+    return get_object_or_404(ReportSchedule, pk=pk)
+
+
 @require_safe
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """One stored report as text, and its files."""
@@ -50,7 +106,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     text = StoredFile.objects.filter(report=row, format="text").first()
     context = {
         "report": row,
-        "files": StoredFile.objects.filter(report=row).defer("content").order_by("format"),
+        "files": rows.documents(StoredFile.objects.filter(report=row)).order_by("format"),
         "text": bytes(text.content).decode() if text else "",
     }
     return render(request, "reports/stored_report.html", context)

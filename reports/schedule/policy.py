@@ -28,6 +28,9 @@ class DeliveryPolicy:
 
     # fmt: off
     own_days: float = threshold(400, "Keep weekly reports of users for", unit="d", ge=1, le=36_500)
+    own_weekly: bool = threshold(True, "Send each user a weekly report of the own use",
+        "By the mail channel to owners, after weeks in which the user held a GPU or waited for one."
+        " Users may turn it off.")
     # fmt: on
 
 
@@ -66,10 +69,13 @@ def incident_text(text: str, report: Report, link: str) -> str:
 
 
 def own_summary(report: Report, user: str) -> str:
-    """The user's week against those of the four weeks before in which GPUs were used."""
+    """The user's week against those of the four weeks before in which GPUs were used.
+
+    "" for a user who held no GPU and waited for none.
+    """
     row = next((figures for figures in report.users if figures.user == user), None)
     if row is None:
-        return "You used no GPU in this week."
+        return ""
     return "\n".join([_week(row), *([row.right_size.text] if row.right_size else [])])
 
 

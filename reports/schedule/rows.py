@@ -16,6 +16,8 @@ from reports.models import ReportSchedule, ReportSubscription, StoredFile, Store
 
 # Reports on request: so many in a day for each user.
 MOST_A_DAY = 20
+# Files of a report that only its mail has: the HTML, and its chart as PNG.
+MAIL = ("mail", "chart")
 
 
 def visible_to(viewer: Viewer) -> QuerySet[StoredReport]:
@@ -28,11 +30,15 @@ def visible_to(viewer: Viewer) -> QuerySet[StoredReport]:
 def store(row: StoredReport, files: Mapping[str, bytes]) -> StoredReport:
     """Save a new report with its files."""
     row.save(force_insert=True)
+    add(row, files)
+    return row
+
+
+def add(row: StoredReport, files: Mapping[str, bytes]) -> None:
     StoredFile.objects.bulk_create(
         StoredFile(report=row, format=name, content=content, sha256=sha256(content).hexdigest())
         for name, content in files.items()
     )
-    return row
 
 
 def requested_since(username: str, since: datetime) -> int:
@@ -47,23 +53,28 @@ def schedules(now: datetime) -> list[ReportSchedule]:
 
 
 def subscriptions(now: datetime) -> list[ReportSubscription]:
-    """The same of users with an active account."""
-    rows = ReportSubscription.objects.filter(user__is_active=True).exclude(retry_at__gt=now)
+    """The same of users with an active account who have not turned their report off."""
+    rows = ReportSubscription.objects.filter(is_on=True, user__is_active=True)
+    rows = rows.exclude(retry_at__gt=now)
     return list(rows.select_related("user").order_by("pk"))
 
 
 def is_subscribed(user: User) -> bool:
-    return ReportSubscription.objects.filter(user=user).exists()
+    return ReportSubscription.objects.filter(user=user, is_on=True).exists()
 
 
 def subscribe(user: User, now: datetime, *, on: bool) -> None:
     """The first report is of the week in which `now` is."""
-    if on:
-        ReportSubscription.objects.get_or_create(
-            user=user, defaults={"since_at": now, "reported_until": now}
-        )
-    else:
-        ReportSubscription.objects.filter(user=user).delete()
+    fresh = {"is_on": on, "since_at": now, "reported_until": now}
+    row, is_new = ReportSubscription.objects.get_or_create(user=user, defaults=fresh)
+    if not is_new and row.is_on != on:
+        ReportSubscription.objects.filter(pk=row.pk).update(**fresh)
+
+
+def new_users() -> QuerySet[User]:
+    """Active users with a mail address who have neither turned their report on nor off."""
+    known = ReportSubscription.objects.values("user")
+    return User.objects.filter(is_active=True).exclude(email="").exclude(pk__in=known)
 
 
 def unfair_incidents(now: datetime, lasting: timedelta) -> list[Incident]:
@@ -98,8 +109,13 @@ def keep_until(now: datetime, days: float) -> datetime:
 
 def without_content() -> Prefetch[str]:
     """The files of reports in a list, without their bytes."""
-    return Prefetch("files", StoredFile.objects.defer("content").order_by("pk"))
+    return Prefetch("files", documents(StoredFile.objects.order_by("pk")))
 
 
 def formats(row: StoredReport) -> list[str]:
-    return sorted(file.format for file in row.files.all().defer("content"))
+    return sorted(file.format for file in row.files.all() if file.format not in MAIL)
+
+
+def documents(files: QuerySet[StoredFile]) -> QuerySet[StoredFile]:
+    """Those of a report in its own formats, without their bytes."""
+    return files.exclude(format__in=MAIL).defer("content")

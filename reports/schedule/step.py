@@ -14,6 +14,7 @@ from functools import partial
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from monitor.incidents.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
@@ -30,7 +31,7 @@ from reports.figures.facts import Report
 from reports.models import ReportSchedule, ReportSubscription, StoredReport
 from reports.periods import policy as periods
 from reports.periods.facts import Period, ReportRefused, Scope, ScopeKind
-from reports.render.actions import FORMATS, render
+from reports.render.actions import FORMATS, MailFrame, mail, mail_picture, render
 from reports.render.engines.pdf import NoTypst
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
@@ -42,8 +43,11 @@ from scheduler.jobs.notifications.policy import Letter
 OPERATOR = Viewer("", operator=True)
 GPUCOORD = "gpucoord"
 Kind = StoredReport.Kind
-# Name of a stored report in the messages that it is attached to.
+# Name of a stored report in the messages that it is attached to, and of the chart in its mail.
 ATTACHED = "report"
+CHART = "chart.png"
+OWN_TITLE = "Your week on the GPUs"
+WHY_OWN = "You get this mail after each week in which you held a GPU or waited for one."
 # Of a message about an incident: the notification and the warnings have lower numbers.
 REPORT_NUMBER = 3
 # A message that is due sooner may be on its way already.
@@ -95,10 +99,29 @@ def make(
     return rows.store(row, files)
 
 
+def _add_mail(report: Report, stored: StoredReport, reason: str, lead: str = "") -> None:
+    """Store the form of the report that its mail has. Without typst, it has no chart."""
+    try:
+        chart = mail_picture(report)
+    except NoTypst:
+        chart = None
+    frame = MailFrame(
+        title=stored.title,
+        lead=lead,
+        link=_address(stored),
+        reason=reason,
+        opt_out=_page("/reports/stored/") if stored.kind == Kind.OWN else "",
+    )
+    html = mail(report, frame, f"cid:{CHART}" if chart else "")
+    files = (html.encode(), chart)
+    rows.add(stored, {name: file for name, file in zip(rows.MAIL, files, strict=True) if file})
+
+
 def is_due(now: datetime) -> bool:
     """Whether there is anything to make or to delete."""
     return (
-        any(_due_period(schedule, now) for schedule in rows.schedules(now))
+        (_is_weekly() and rows.new_users().exists())
+        or any(_due_period(schedule, now) for schedule in rows.schedules(now))
         or any(_own_period(subscription, now) for subscription in rows.subscriptions(now))
         or bool(rows.unfair_incidents(now, REPORTED_AFTER))
         or rows.has_old(now)
@@ -109,6 +132,9 @@ def make_due(now: datetime) -> int:
     """Make all reports that are due, delete the old ones; how many were made."""
     isolation = ItemIsolation(settings.CONFIG.node, "reports")
     made = 0
+    if _is_weekly():
+        for user in rows.new_users():
+            rows.subscribe(user, now, on=True)
     for schedule in rows.schedules(now):
         if period := _due_period(schedule, now):
             work = partial(_scheduled, schedule, period, now)
@@ -124,6 +150,12 @@ def make_due(now: datetime) -> int:
     return made + len(reported)
 
 
+def _is_weekly() -> bool:
+    """Whether users get a weekly report without asking for it."""
+    weekly = thresholds.current(DeliveryPolicy).own_weekly
+    return weekly and notifications.mail_channel() is not None
+
+
 def _due_period(schedule: ReportSchedule, now: datetime) -> Period | None:
     zone = settings.TIME_ZONE
     return policy.due(schedule.every, schedule.hour, schedule.reported_until, zone, now)
@@ -136,13 +168,13 @@ def _own_period(subscription: ReportSubscription, now: datetime) -> Period | Non
 def _tried(
     row: ReportSchedule | ReportSubscription,
     period: Period,
-    work: Callable[[], None],
+    work: Callable[[], StoredReport | None],
     now: datetime,
 ) -> bool:
-    """Whether the report was made; else the row says why, and when it is tried again."""
+    """Whether a report was made. If it failed, the row says why, and when it is tried again."""
     try:
         with transaction.atomic():
-            work()
+            made = work()
             row.reported_until, row.failures, row.retry_at, row.problem = period.until, 0, None, ""
             row.save()
     except Exception as error:
@@ -155,7 +187,7 @@ def _tried(
             text = f"The report {row} cannot be made: {row.problem}"
             events.add("REPORT_FAILED", text, now=now, severity="warning")
         return False
-    return True
+    return made is not None
 
 
 def _reason(error: Exception) -> str:
@@ -165,24 +197,51 @@ def _reason(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()[:300]
 
 
-def _scheduled(schedule: ReportSchedule, period: Period, now: datetime) -> None:
-    report = build(period, periods.scope(schedule.scope), OPERATOR, now)
-    title = f"{schedule.name}: {texts.title(report)}"
-    stored = make(
-        report, Kind.SCHEDULED, title, OPERATOR, days=schedule.keep_days, schedule=schedule
+def _scheduled(schedule: ReportSchedule, period: Period, now: datetime) -> StoredReport:
+    return send(
+        schedule, build(period, periods.scope(schedule.scope), OPERATOR, now), GPUCOORD, now
     )
-    channels = schedule.channels.filter(enabled=True, owner=None, to_owners=False)
-    _send(stored, channels, texts.text(report), "info", now)
 
 
-def _own(subscription: ReportSubscription, period: Period, now: datetime) -> None:
-    """Through the user's own ways: mail, and a service of their own."""
+def send(schedule: ReportSchedule, report: Report, by: str, now: datetime) -> StoredReport:
+    """Store the report, and put it on its way to the channels of the schedule."""
+    stored = make(
+        report,
+        Kind.SCHEDULED,
+        title_of(schedule, report),
+        OPERATOR,
+        by=by,
+        days=schedule.keep_days,
+        schedule=schedule,
+    )
+    _add_mail(report, stored, reason_of(schedule))
+    _send(stored, receivers(schedule), texts.text(report), "info", now)
+    return stored
+
+
+def title_of(schedule: ReportSchedule, report: Report) -> str:
+    return f"{schedule.name}: {texts.title(report)}"
+
+
+def reason_of(schedule: ReportSchedule) -> str:
+    return f"Sent each {schedule.every} by the report schedule {schedule.name} of gpucoord."
+
+
+def receivers(schedule: ReportSchedule) -> QuerySet[Channel]:
+    return schedule.channels.filter(enabled=True, owner=None, to_owners=False)
+
+
+def _own(subscription: ReportSubscription, period: Period, now: datetime) -> StoredReport | None:
+    """Through the user's own ways: mail, and a service of their own. Nothing after an idle week."""
     name = subscription.user.username
     viewer, scope = Viewer(name), Scope(ScopeKind.USER, name)
     report = build(period, scope, viewer, now)
+    if not (summary := policy.own_summary(report, name)):
+        return None
     days = thresholds.current(DeliveryPolicy).own_days
-    stored = make(report, Kind.OWN, "Your GPU use of the last week", viewer, days=days)
-    text = f"{policy.own_summary(report, name)}\n\n{texts.text(report)}"
+    stored = make(report, Kind.OWN, OWN_TITLE, viewer, days=days)
+    _add_mail(report, stored, WHY_OWN, summary)
+    text = f"{summary}\n\n{texts.text(report)}"
     letter = Letter(
         owner=name,
         about=f"report:{stored.pk}",
@@ -192,6 +251,7 @@ def _own(subscription: ReportSubscription, period: Period, now: datetime) -> Non
     )
     to = notifications.recipients([name])[name]
     notifications.store(letter, to, notifications.mail_channel(), now)
+    return stored
 
 
 def _incident(incident: Incident, now: datetime) -> StoredReport:
@@ -268,4 +328,8 @@ def _attachment(stored: StoredReport) -> str:
 
 
 def _address(stored: StoredReport) -> str:
-    return link(thresholds.current(AlertPolicy), f"/reports/stored/{stored.pk}/")
+    return _page(f"/reports/stored/{stored.pk}/")
+
+
+def _page(path: str) -> str:
+    return link(thresholds.current(AlertPolicy), path)

@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -245,6 +245,21 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class Enclosure:
+    """What goes with a message: a file, and for mails the message as HTML.
+
+    `pictures`: shown by the HTML as `cid:NAME`.
+    """
+
+    file: Attachment | None = None
+    html: str = ""
+    pictures: tuple[Attachment, ...] = ()
+
+
+NOTHING = Enclosure()
+
+
+@dataclass(frozen=True, slots=True)
 class OutgoingMessage:
     """A message with its address.
 
@@ -257,7 +272,7 @@ class OutgoingMessage:
     text: str
     severity: str = "info"
     receiver: str = ""
-    attachment: Attachment | None = None
+    enclosure: Enclosure = NOTHING
     is_of_user: bool = False
 
 
@@ -338,8 +353,7 @@ def _send(letter: OutgoingMessage, target: Any, limits: NetworkLimits) -> str | 
     kind = TYPES.get(letter.severity, "info")
     try:
         with _LogCapture() as heard:
-            files = _files(letter)
-            sent = _notify(target, letter, kind, files)
+            sent = _notify(target, letter, kind)
     except Exception as error:
         return _redacted(letter.address, f"{type(error).__name__}: {error}")
     if sent:
@@ -349,30 +363,37 @@ def _send(letter: OutgoingMessage, target: Any, limits: NetworkLimits) -> str | 
     return _redacted(letter.address, heard.said or "It was not accepted.") + why
 
 
-def _notify(target: Any, letter: OutgoingMessage, kind: str, files: Any) -> bool:
-    """Names in the texts are chosen by users, so they are neither HTML nor a call to a channel."""
+def _notify(target: Any, letter: OutgoingMessage, kind: str) -> bool:
+    """Names in the texts are chosen by users, so they are neither HTML nor a call to a channel.
+
+    The HTML of an enclosure is written by a template, which has escaped them.
+    """
     from apprise import NotifyFormat
 
-    title, body = letter.title, letter.text
+    title, body, format, enclosed = letter.title, letter.text, NotifyFormat.TEXT, letter.enclosure
+    files = [enclosed.file] if enclosed.file else []
     if not _is_mail(letter.address):
         title, body = (CALLS.sub("\\g<0>\u2060", text) for text in (title, body))
+    elif enclosed.html and target.resolve_format(NotifyFormat.HTML) == NotifyFormat.HTML:
+        body, format, target.inline = enclosed.html, NotifyFormat.HTML, bool(enclosed.pictures)
+        files += enclosed.pictures
     sent: bool = target.notify(
-        title=title, body=body, notify_type=kind, attach=files, body_format=NotifyFormat.TEXT
+        title=title, body=body, notify_type=kind, attach=_attached(files), body_format=format
     )
     return sent
 
 
-def _files(letter: OutgoingMessage) -> Any:
-    """None without an attachment. Services that take no files leave it out."""
-    file = letter.attachment
-    if file is None:
+def _attached(files: Sequence[Attachment]) -> Any:
+    """None without files. Services that take no files leave them out."""
+    if not files:
         return None
     from apprise import AppriseAttachment
     from apprise.attachment.memory import AttachMemory
 
     loader: Any = AttachMemory
-    memory = loader(content=file.content, name=file.name, mimetype=file.media_type)
-    return AppriseAttachment(memory)
+    return AppriseAttachment(
+        [loader(content=file.content, name=file.name, mimetype=file.media_type) for file in files]
+    )
 
 
 def _target(address: str) -> Any:

@@ -1,4 +1,4 @@
-"""PDF by typst: the data as JSON beside a checked-in template, never markup made of texts."""
+"""PDF and PNG by typst: data as JSON beside a checked-in template, never markup made of texts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 TEMPLATE = Path(__file__).with_name("report.typ")
 # A user name of 32 characters and a UUID of a GPU are not cut.
 _LONG_WORD = re.compile(r"(\S{43})\S{2,}")
+PIXELS_PER_INCH = 144
 HOW_TO_GET = "PDF needs typst. Where gpucoord is installed, run: pip install 'gpucoord[pdf]'"
 
 
@@ -31,6 +32,21 @@ def _with_short_words(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_short_words(item) for key, item in value.items()}
     return value
+
+
+def png(svg: str, width_pt: int) -> bytes:
+    """The picture at two pixels for each point, for programs that show no SVG."""
+    try:
+        import typst
+    except ImportError:
+        raise NoTypst(HOW_TO_GET) from None
+    page = (
+        "#set page(width: auto, height: auto, margin: 0pt)\n"
+        f"#image(bytes(sys.inputs.svg), width: {width_pt}pt)"
+    )
+    return bytes(
+        typst.compile(page.encode(), sys_inputs={"svg": svg}, format="png", ppi=PIXELS_PER_INCH)
+    )
 
 
 def document(data: dict[str, Any]) -> bytes:

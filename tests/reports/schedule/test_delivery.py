@@ -13,14 +13,18 @@ from django.utils import timezone
 from django_q.models import OrmQ
 from pypdf import PdfReader
 
+from monitor.incidents.alerts.senders import NOTHING
 from monitor.incidents.alerts.steps import outbox
 from monitor.models import Event, Message
+from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport
+from reports.render.actions import FORMATS
 from reports.schedule import rows, step
 from tests.builders import NOW
 from tests.monitor import alerts_made
 from tests.monitor.alerts_made import Post
+from tests.reports import made
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
@@ -37,6 +41,12 @@ def hog(**changes: Any) -> Any:
     return alerts_made.incident(**({"hog_spans": SPAN} | changes))
 
 
+def use_of_alice(since: datetime = NOW + DAY) -> None:
+    """Four hours at 95 % of a GPU."""
+    gpu = made.watched_gpu(since - DAY, since + 3 * DAY)
+    made.ran(gpu, since, 4)
+
+
 def test_a_due_schedule_stores_a_report_in_every_format() -> None:
     row = schedule()
     assert step.make_due(NOW) == 1
@@ -44,7 +54,7 @@ def test_a_due_schedule_stores_a_report_in_every_format() -> None:
     assert (stored.kind, stored.schedule, stored.viewer) == ("scheduled", row, "")
     assert stored.title == "daily: GPU Utilization Report (Last day)"
     found = {*stored.files.values_list("format", flat=True), *stored.missing}
-    assert found == {"json", "csv", "xlsx", "html", "pdf", "text"}
+    assert found == {"json", "csv", "xlsx", "html", "pdf", "text", "mail"}
 
 
 def test_each_period_is_reported_once() -> None:
@@ -67,7 +77,7 @@ def test_the_report_reaches_its_channels_through_the_outbox() -> None:
     outbox.send_due(post, NOW)
     assert post.titles == ["daily: GPU Utilization Report (Last day)"]
     assert "Fair Share Violations:" in post.letters[0].text
-    assert post.letters[0].attachment is not None
+    assert post.letters[0].enclosure.file is not None
 
 
 def test_a_channel_that_fails_is_tried_again_and_says_so() -> None:
@@ -149,16 +159,69 @@ def test_a_subscriber_gets_the_own_week_by_mail(alice: User, bob: User) -> None:
     alerts_made.channel("mail", to_owners=True, is_mail=True)
     rows.subscribe(alice, NOW, on=True)
     assert step.make_due(NOW) == 0
+    use_of_alice()
     assert step.make_due(NOW + WEEK) == 1
     stored = StoredReport.objects.get()
     assert (stored.kind, stored.viewer, stored.scope) == ("own", "alice", "user:alice")
     message = Message.objects.get()
     assert (message.receiver, message.person) == ("alice@example.org", "alice")
-    assert message.text.startswith("You used no GPU in this week.")
+    assert message.text.startswith("This week you used 3.8 GPU-hours.")
+
+
+def test_after_a_week_without_use_there_is_no_own_report(alice: User) -> None:
+    alerts_made.channel("mail", to_owners=True, is_mail=True)
+    rows.subscribe(alice, NOW, on=True)
+    step.make_due(NOW + WEEK)
+    assert not StoredReport.objects.exists()
+    assert not step.is_due(NOW + WEEK)
+
+
+def test_users_with_a_mail_address_get_their_week_unless_they_turn_it_off(
+    alice: User, bob: User
+) -> None:
+    assert step.make_due(NOW) == 0
+    alerts_made.channel("mail", to_owners=True, is_mail=True)
+    rows.subscribe(bob, NOW, on=False)
+    User.objects.filter(pk=bob.pk).update(email="bob@example.org")
+    assert step.is_due(NOW)
+    step.make_due(NOW)
+    assert [row.user for row in rows.subscriptions(NOW)] == [alice]
+    assert not step.is_due(NOW)
+
+
+def test_operators_turn_off_the_weekly_reports_of_all_users(alice: User) -> None:
+    alerts_made.channel("mail", to_owners=True, is_mail=True)
+    thresholds.change("delivery", {"own_weekly": False}, by="root", now=NOW)
+    assert not step.is_due(NOW)
+    step.make_due(NOW)
+    assert not ReportSubscription.objects.exists()
+
+
+def test_the_mail_shows_the_first_screen_of_the_report_and_its_chart() -> None:
+    use_of_alice(NOW - DAY)
+    schedule().channels.add(alerts_made.channel())
+    step.make_due(NOW)
+    post = Post()
+    outbox.send_due(post, NOW)
+    enclosure = post.letters[0].enclosure
+    assert "GPU-hours held were not used" in enclosure.html
+    assert "alice 0.2 of 4." in enclosure.html
+    assert 'src="cid:chart.png"' in enclosure.html
+    assert [file.content[:4] for file in enclosure.pictures] == [b"\x89PNG"]
+
+
+def test_the_parts_of_the_mail_are_no_formats_of_the_report() -> None:
+    use_of_alice(NOW - DAY)
+    schedule()
+    step.make_due(NOW)
+    stored = StoredReport.objects.get()
+    assert stored.files.filter(format__in=rows.MAIL).count() == 2
+    assert set(rows.formats(stored)) <= set(FORMATS)
 
 
 def test_without_a_mail_channel_the_own_report_is_still_stored(alice: User) -> None:
     rows.subscribe(alice, NOW, on=True)
+    use_of_alice()
     step.make_due(NOW + WEEK)
     assert StoredReport.objects.get().viewer == "alice"
     assert not Message.objects.exists()
@@ -170,7 +233,7 @@ def test_who_ends_the_subscription_or_is_switched_off_gets_no_more(alice: User, 
     rows.subscribe(alice, NOW, on=False)
     User.objects.filter(pk=bob.pk).update(is_active=False)
     assert step.make_due(NOW + WEEK) == 0
-    assert ReportSubscription.objects.count() == 1
+    assert ReportSubscription.objects.filter(is_on=True).count() == 1
 
 
 def test_unfair_use_of_more_than_an_hour_adds_a_report_to_the_alert(alice: User) -> None:
@@ -195,10 +258,10 @@ def test_the_page_of_an_incident_is_attached_to_its_message(alice: User) -> None
     post = Post()
     outbox.send_due(post, LATER)
     (letter,) = post.letters
-    assert letter.attachment is not None
+    assert letter.enclosure.file is not None
     stored = StoredReport.objects.get()
-    assert letter.attachment.name == f"gpu-report-{stored.pk}-2026-03-02.pdf"
-    pdf = PdfReader(io.BytesIO(letter.attachment.content))
+    assert letter.enclosure.file.name == f"gpu-report-{stored.pk}-2026-03-02.pdf"
+    pdf = PdfReader(io.BytesIO(letter.enclosure.file.content))
     assert len(pdf.pages) == 1
     assert "alice's python violates the fair share" in pdf.pages[0].extract_text()
 
@@ -236,7 +299,7 @@ def test_a_deleted_report_does_not_keep_its_message_from_being_sent(alice: User)
     StoredReport.objects.all().delete()
     post = Post()
     outbox.send_due(post, LATER)
-    assert [letter.attachment for letter in post.letters] == [None]
+    assert [letter.enclosure for letter in post.letters] == [NOTHING]
 
 
 def test_an_unknown_owner_is_not_named() -> None:

@@ -127,7 +127,8 @@ def test_a_user_turns_the_weekly_report_on_and_off(alice: User, as_user: AsUser)
     assert ReportSubscription.objects.get().user == alice
     assert "Turn off" in browser.get("/reports/stored/").content.decode()
     browser.post("/reports/stored/", {})
-    assert not ReportSubscription.objects.exists()
+    assert not ReportSubscription.objects.get().is_on
+    assert "Turn on" in browser.get("/reports/stored/").content.decode()
 
 
 def test_operators_see_failing_schedules_and_channels(root: User, as_user: AsUser) -> None:

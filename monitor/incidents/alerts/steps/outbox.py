@@ -11,7 +11,12 @@ from django.db.models import QuerySet
 
 from monitor.incidents.alerts.policy import gives_up, pause
 from monitor.incidents.alerts.rows import decrypt, first_line
-from monitor.incidents.alerts.senders import Attachment, NetworkLimits, OutgoingMessage
+from monitor.incidents.alerts.senders import (
+    NOTHING,
+    Enclosure,
+    NetworkLimits,
+    OutgoingMessage,
+)
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Message
 from monitor.runtime.rows import periodic_tasks
@@ -19,8 +24,8 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 
 Send = Callable[[Mapping[int, OutgoingMessage], float], Mapping[int, str | None]]
-# Reads the file with this key; None = it no longer exists.
-ReadAttachment = Callable[[str], Attachment | None]
+# Reads what has this key; NOTHING = it no longer exists.
+ReadAttachment = Callable[[str], Enclosure]
 _attachments: dict[str, ReadAttachment] = {}
 TASK = "send_alerts"
 # A service may refuse a message because of its file: later tries leave the file out.
@@ -40,7 +45,7 @@ NO_ANSWER = "The sender gave no answer."
 
 
 def register_attachments(kind: str, read: ReadAttachment) -> None:
-    """Messages with the attachment "KIND:KEY" are sent with the file that `read` returns."""
+    """Messages with the attachment "KIND:KEY" are sent with what `read` returns."""
     _attachments[kind] = read
 
 
@@ -155,16 +160,16 @@ def _letter(message: Message) -> OutgoingMessage | None:
         message.text,
         message.severity,
         message.receiver,
-        _attachment(message),
+        _enclosure(message),
         is_of_user=message.channel.owner_id is not None,
     )
 
 
-def _attachment(message: Message) -> Attachment | None:
+def _enclosure(message: Message) -> Enclosure:
     kind, _, key = message.attachment.partition(":")
     read = _attachments.get(kind)
     if read is None or message.attempts > TRIES_WITH_FILE:
-        return None
+        return NOTHING
     return read(key)
 
 

@@ -18,6 +18,7 @@ import pytest
 from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import (
     Attachment,
+    Enclosure,
     NetworkLimits,
     OutgoingMessage,
     Service,
@@ -77,7 +78,9 @@ def test_a_webhook_gets_the_message(hook: str) -> None:
 
 def test_a_webhook_gets_the_attached_file(hook: str) -> None:
     page = Attachment("page.pdf", "application/pdf", b"%PDF")
-    said = send_here({1: OutgoingMessage(f"{hook}/in", "Hog", "95 %", attachment=page)}, 5)
+    said = send_here(
+        {1: OutgoingMessage(f"{hook}/in", "Hog", "95 %", enclosure=Enclosure(page))}, 5
+    )
 
     (file,) = Hook.got[0]["attachments"]
     assert said == {1: None}
@@ -317,6 +320,31 @@ def test_names_in_a_mail_are_text_and_not_html(tmp_path: Path) -> None:
     assert html is not None
     assert "&lt;img" in html.get_content()
     assert "<img" not in html.get_content()
+
+
+@pytest.mark.parametrize(("extra", "kinds"), [("", {"plain", "html"}), ("&format=text", {"plain"})])
+def test_a_mail_has_the_html_with_its_picture_unless_its_address_asks_for_text(
+    tmp_path: Path, extra: str, kinds: set[str]
+) -> None:
+    enclosed = Enclosure(
+        Attachment("page.pdf", "application/pdf", b"%PDF"),
+        '<p>95 %</p><img src="cid:chart.png" alt="Shares">',
+        (Attachment("chart.png", "image/png", b"\x89PNG"),),
+    )
+    with mail_server(tmp_path) as server:
+        address = f"mailto://127.0.0.1:{server.port}?from=g@example.org&to=o@example.org"
+        message = OutgoingMessage(
+            f"{address}&mode=insecure{extra}", "Hog", "95 %", "info", "", enclosed
+        )
+        assert send_here({1: message}, 10) == {1: None}
+        (mail,) = server.mails()
+
+    parts = {part.get_content_type(): part for part in mail.message.walk()}
+    assert {kind for kind in ("plain", "html") if f"text/{kind}" in parts} == kinds
+    assert parts["application/pdf"]["Content-Disposition"].startswith("attachment")
+    assert mail.text.strip().startswith("95 %")
+    picture = parts.get("image/png")
+    assert (picture and picture["Content-ID"]) == ("<chart.png>" if "html" in kinds else None)
 
 
 def test_names_in_a_chat_notify_no_user(hook: str) -> None:
