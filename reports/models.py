@@ -54,12 +54,15 @@ class ReportSchedule(models.Model):
 
 
 class ReportSubscription(models.Model):
-    """Whether a user gets a report about the own use each week. Columns as of a schedule."""
+    """Whether a user gets a report about the own use each week. Columns as of a schedule.
+
+    is_on: None = the user has not chosen, so the policy `delivery` decides.
+    """
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, models.CASCADE, primary_key=True, related_name="+"
     )
-    is_on = models.BooleanField("on", default=True, db_default=True)
+    is_on = models.BooleanField("on", null=True, blank=True, default=True, db_default=True)
     since_at = models.DateTimeField()
     reported_until = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveIntegerField(default=0)

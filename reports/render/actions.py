@@ -90,7 +90,7 @@ def render(report: Report, format: str, cover: Cover | None = None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailFrame:
-    """What a mail says beside the report: before it, and at its end.
+    """The words of a mail before and after the report.
 
     link: to the stored report. reason: why the receiver gets the mail. opt_out: where it is turned
     off. Addresses are "" where the address of gpucoord is not set.

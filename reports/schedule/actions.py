@@ -111,7 +111,7 @@ def visible(pk: int, viewer: Viewer) -> StoredReport:
 
 
 def enclosure(key: str) -> Enclosure:
-    """What is sent with a message about a stored report: a file, and the mail with its chart."""
+    """Sent with a message about a stored report: a file, and the mail with its chart."""
     if not key.isdigit():
         return NOTHING
     wanted = (*ATTACHED, *rows.MAIL)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Field, Path, Query, Router, Schema
 from ninja.errors import HttpError
@@ -14,11 +15,11 @@ from ninja.responses import Status
 from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
-from reports.models import StoredReport
+from reports.models import ReportSchedule, StoredReport
 from reports.periods.facts import ReportRefused
 from reports.render.actions import FORMATS, MEDIA
 from reports.schedule import actions, rows
-from reports.schedule.actions import TooManyReports
+from reports.schedule.actions import NoReceiver, TooManyReports
 
 router = Router()
 SHOWN = 100
@@ -116,6 +117,30 @@ def stored_file(
     if format not in FORMATS:
         raise InvalidInput([("format", f"Write one of {', '.join(FORMATS)}.")])
     return actions.download(row, format, viewer.username, timezone.now())
+
+
+@router.post(
+    "schedules/{pk}/send/",
+    response={201: StoredReportBody},
+    by_alias=True,
+    summary="Send a scheduled report now",
+)
+def send_schedule(request: HttpRequest, pk: int) -> Status[dict[str, Any]]:
+    """The report about the last complete period, which the schedule does not send again.
+
+    Operators only.
+    """
+    viewer = _viewer(request)
+    if not viewer.operator:
+        raise HttpError(403, "Only operators send scheduled reports.")
+    schedule = get_object_or_404(ReportSchedule, pk=pk)
+    try:
+        row = actions.send_now(schedule, viewer.username, timezone.now())
+    except (NoReceiver, ScopeNotFound) as error:
+        raise HttpError(409, str(error)) from error
+    except ReportBusy as error:
+        raise HttpError(429, str(error)) from error
+    return Status(201, _body(row))
 
 
 def _viewer(request: HttpRequest) -> Viewer:

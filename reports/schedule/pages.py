@@ -43,7 +43,7 @@ def stored(request: HttpRequest) -> HttpResponse:
     reports = rows.visible_to(viewer).prefetch_related(rows.without_content())
     context = {
         "reports": reports[:SHOWN],
-        "is_subscribed": rows.is_subscribed(user),
+        "is_subscribed": rows.is_subscribed(user, step.is_weekly()),
         "mail_problem": notifications.mail_problem(user),
         "has_own_service": notifications.settings_of(user).channel is not None,
         "schedules": ReportSchedule.objects.prefetch_related("channels") if viewer.operator else [],

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
@@ -52,19 +52,22 @@ def schedules(now: datetime) -> list[ReportSchedule]:
     return list(rows.order_by("pk"))
 
 
-def subscriptions(now: datetime) -> list[ReportSubscription]:
-    """The same of users with an active account who have not turned their report off."""
-    rows = ReportSubscription.objects.filter(is_on=True, user__is_active=True)
+def subscriptions(now: datetime, by_default: bool) -> list[ReportSubscription]:
+    """The same of active users with a report of their own. by_default: also without a choice."""
+    wanted = Q(is_on=True) | Q(is_on=None) if by_default else Q(is_on=True)
+    rows = ReportSubscription.objects.filter(wanted, user__is_active=True)
     rows = rows.exclude(retry_at__gt=now)
     return list(rows.select_related("user").order_by("pk"))
 
 
-def is_subscribed(user: User) -> bool:
-    return ReportSubscription.objects.filter(user=user, is_on=True).exists()
+def is_subscribed(user: User, by_default: bool) -> bool:
+    row = ReportSubscription.objects.filter(user=user).first()
+    has_chosen = row is not None and row.is_on is not None
+    return row.is_on is True if row and has_chosen else by_default and bool(user.email)
 
 
-def subscribe(user: User, now: datetime, *, on: bool) -> None:
-    """The first report is of the week in which `now` is."""
+def subscribe(user: User, now: datetime, *, on: bool | None) -> None:
+    """The first report is of the week in which `now` is. on: None = without a choice."""
     fresh = {"is_on": on, "since_at": now, "reported_until": now}
     row, is_new = ReportSubscription.objects.get_or_create(user=user, defaults=fresh)
     if not is_new and row.is_on != on:
@@ -72,7 +75,7 @@ def subscribe(user: User, now: datetime, *, on: bool) -> None:
 
 
 def new_users() -> QuerySet[User]:
-    """Active users with a mail address who have neither turned their report on nor off."""
+    """Active users with a mail address and without a row of subscription."""
     known = ReportSubscription.objects.values("user")
     return User.objects.filter(is_active=True).exclude(email="").exclude(pk__in=known)
 

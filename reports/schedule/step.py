@@ -119,10 +119,11 @@ def _add_mail(report: Report, stored: StoredReport, reason: str, lead: str = "")
 
 def is_due(now: datetime) -> bool:
     """Whether there is anything to make or to delete."""
+    weekly = is_weekly()
     return (
-        (_is_weekly() and rows.new_users().exists())
+        (weekly and rows.new_users().exists())
         or any(_due_period(schedule, now) for schedule in rows.schedules(now))
-        or any(_own_period(subscription, now) for subscription in rows.subscriptions(now))
+        or any(_own_period(subscription, now) for subscription in rows.subscriptions(now, weekly))
         or bool(rows.unfair_incidents(now, REPORTED_AFTER))
         or rows.has_old(now)
     )
@@ -132,14 +133,15 @@ def make_due(now: datetime) -> int:
     """Make all reports that are due, delete the old ones; how many were made."""
     isolation = ItemIsolation(settings.CONFIG.node, "reports")
     made = 0
-    if _is_weekly():
+    weekly = is_weekly()
+    if weekly:
         for user in rows.new_users():
-            rows.subscribe(user, now, on=True)
+            rows.subscribe(user, now, on=None)
     for schedule in rows.schedules(now):
         if period := _due_period(schedule, now):
             work = partial(_scheduled, schedule, period, now)
             made += _tried(schedule, period, work, now)
-    for subscription in rows.subscriptions(now):
+    for subscription in rows.subscriptions(now, weekly):
         if period := _own_period(subscription, now):
             made += _tried(subscription, period, partial(_own, subscription, period, now), now)
     unfair = rows.unfair_incidents(now, REPORTED_AFTER)
@@ -150,7 +152,7 @@ def make_due(now: datetime) -> int:
     return made + len(reported)
 
 
-def _is_weekly() -> bool:
+def is_weekly() -> bool:
     """Whether users get a weekly report without asking for it."""
     weekly = thresholds.current(DeliveryPolicy).own_weekly
     return weekly and notifications.mail_channel() is not None

@@ -129,6 +129,7 @@ CALLS = (
     Call("POST", "/api/reports/stored/", SUBMIT, ALL, {"last": "24h"}),
     # Reports that were made for others are hidden: 404.
     Call("GET", "/api/reports/stored/1/", READ, ALL),
+    Call("POST", "/api/reports/schedules/1/send/", SUBMIT, OPERATORS),
     Call("GET", "/api/reports/stored/1/{format}/", READ, ALL),
     Call("GET", "/api/incidents/", READ, ALL),
     Call("GET", "/api/incidents/{incident}/", READ, ALL),

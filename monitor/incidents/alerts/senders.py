@@ -246,7 +246,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Enclosure:
-    """What goes with a message: a file, and for mails the message as HTML.
+    """Sent with a message: a file, and for mails the message as HTML.
 
     `pictures`: shown by the HTML as `cid:NAME`.
     """

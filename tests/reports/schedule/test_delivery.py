@@ -185,16 +185,20 @@ def test_users_with_a_mail_address_get_their_week_unless_they_turn_it_off(
     User.objects.filter(pk=bob.pk).update(email="bob@example.org")
     assert step.is_due(NOW)
     step.make_due(NOW)
-    assert [row.user for row in rows.subscriptions(NOW)] == [alice]
+    assert [row.user for row in rows.subscriptions(NOW, by_default=True)] == [alice]
     assert not step.is_due(NOW)
 
 
-def test_operators_turn_off_the_weekly_reports_of_all_users(alice: User) -> None:
+def test_operators_turn_off_the_weekly_reports_that_no_user_has_chosen(
+    alice: User, bob: User
+) -> None:
     alerts_made.channel("mail", to_owners=True, is_mail=True)
-    thresholds.change("delivery", {"own_weekly": False}, by="root", now=NOW)
-    assert not step.is_due(NOW)
+    rows.subscribe(bob, NOW, on=True)
     step.make_due(NOW)
-    assert not ReportSubscription.objects.exists()
+    assert rows.is_subscribed(alice, step.is_weekly())
+    thresholds.change("delivery", {"own_weekly": False}, by="root", now=NOW)
+    assert not rows.is_subscribed(alice, step.is_weekly())
+    assert [row.user for row in rows.subscriptions(NOW, step.is_weekly())] == [bob]
 
 
 def test_the_mail_shows_the_first_screen_of_the_report_and_its_chart() -> None:
@@ -205,7 +209,7 @@ def test_the_mail_shows_the_first_screen_of_the_report_and_its_chart() -> None:
     outbox.send_due(post, NOW)
     enclosure = post.letters[0].enclosure
     assert "GPU-hours held were not used" in enclosure.html
-    assert "alice 0.2 of 4." in enclosure.html
+    assert "largest: alice " in enclosure.html
     assert 'src="cid:chart.png"' in enclosure.html
     assert [file.content[:4] for file in enclosure.pictures] == [b"\x89PNG"]
 

@@ -24,7 +24,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 
 Send = Callable[[Mapping[int, OutgoingMessage], float], Mapping[int, str | None]]
-# Reads what has this key; NOTHING = it no longer exists.
+# Reads the enclosure with this key; NOTHING = it no longer exists.
 ReadAttachment = Callable[[str], Enclosure]
 _attachments: dict[str, ReadAttachment] = {}
 TASK = "send_alerts"

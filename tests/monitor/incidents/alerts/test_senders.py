@@ -78,9 +78,8 @@ def test_a_webhook_gets_the_message(hook: str) -> None:
 
 def test_a_webhook_gets_the_attached_file(hook: str) -> None:
     page = Attachment("page.pdf", "application/pdf", b"%PDF")
-    said = send_here(
-        {1: OutgoingMessage(f"{hook}/in", "Hog", "95 %", enclosure=Enclosure(page))}, 5
-    )
+    message = OutgoingMessage(f"{hook}/in", "Hog", "95 %", enclosure=Enclosure(page))
+    said = send_here({1: message}, 5)
 
     (file,) = Hook.got[0]["attachments"]
     assert said == {1: None}
