@@ -99,8 +99,10 @@ class ThrottleStep:
         waiting = {kind: deferred for kind in CLASSES_OF if (deferred := self._deferred(new, kind))}
         for kind, jobs in waiting.items():
             deferral, before = new.deferrals[kind], old.deferrals.get(kind)
-            is_new = before is None or not before.holds or before.until_t != deferral.until_t
-            _log([j for j in jobs if is_new or j > new.named], deferral, self._host, now)
+            begins = before is None or not before.holds or before.until_t != deferral.until_t
+            for job in jobs:
+                if begins or job > new.named:
+                    _log(job, deferral, self._host, now, is_new=not begins)
         last = max((job for jobs in waiting.values() for job in jobs), default=0)
         new = replace(new, named=max(new.named, last))
         return self._tell_of_all(new, tuple(waiting), now)
@@ -173,11 +175,10 @@ def _first_blockers() -> QuerySet[Any, list[dict[str, Any]]]:
     return queued().filter(gpus__gt=0).values_list("blockers", flat=True)[:FIRST]
 
 
-def _log(jobs: Iterable[int], deferral: Deferral, host: str, now: datetime) -> None:
-    for job in jobs:
-        line, figures = throttle_deferral.line(job, deferral, now.timestamp())
-        about = {"kind": "JOB_DEFERRED", "job": job, "host": host, **figures}
-        transaction.on_commit(partial(logger.info, "%s", line, extra=about))
+def _log(job: int, deferral: Deferral, host: str, now: datetime, *, is_new: bool) -> None:
+    line, figures = throttle_deferral.line(job, deferral, now.timestamp(), is_new=is_new)
+    about = {"kind": "JOB_DEFERRED", "job": job, "host": host, **figures}
+    transaction.on_commit(partial(logger.info, "%s", line, extra=about))
 
 
 def _why(deferral: Deferral) -> str:

@@ -2,7 +2,8 @@
 
 The first deferral lasts 30 s. Each further one lasts twice as long, up to a cap, until the machine
 has been calm for `FORGET_S`. A deferral ends when its time is over and no load signal is left, or
-when the machine has been calm for `CALM_S`.
+when the machine has been calm for `CALM_S`. So a job that is submitted during a long deferral waits
+for its first 30 s like any other, and never longer than that after the load has gone.
 """
 
 from __future__ import annotations
@@ -237,9 +238,15 @@ def _busy_gpu(gpu: GpuReading, kind: PriorityClass, limit: float) -> Blocker:
     )
 
 
-def line(job_id: int, deferral: Deferral, now_t: float) -> tuple[str, dict[str, int]]:
-    """The log line of a deferred job, and its figures: `seconds`, and each signal by its label."""
-    seconds = round(max(0.0, deferral.until_t - now_t))
+def line(
+    job_id: int, deferral: Deferral, now_t: float, *, is_new: bool = False
+) -> tuple[str, dict[str, int]]:
+    """The log line of a deferred job, and its figures: `seconds`, and each signal by its label.
+
+    is_new: the job was submitted during the deferral.
+    """
+    left_s = max(0.0, deferral.until_t - now_t)
+    seconds = round(min(left_s, FIRST_S) if is_new else left_s)
     why = ", ".join(str(signal) for signal in deferral.strains)
     values = {s.label: round(s.value) for s in deferral.strains if s.value is not None}
     text = f"System under load, deferring job {job_id} for {seconds} s ({why})"

@@ -107,8 +107,24 @@ def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
     later = jobs_made.waiting(alice)
     with django_capture_on_commit_callbacks(execute=True):
         look(35, [busy(0)], [foreign(0)])
-    assert f"deferring job {later.pk} for" in lines()[2]
+    assert f"deferring job {later.pk} for 30 s" in lines()[2]
     assert len(lines()) == 3
+
+
+def test_a_job_that_is_new_in_a_long_deferral_waits_30_s_at_most_after_the_load_has_gone(
+    alice: User,
+) -> None:
+    jobs_made.waiting(alice)
+    for second in range(0, 300, 5):
+        look(second, [busy(0)], [foreign(0)])
+    deferral = throttle_rows.load("gpubox")[0].deferrals[NORMAL]
+    assert deferral.until_t > at(300 + 60).timestamp()
+
+    calm = [look(second, [gpu(0)]).closed_gpus for second in range(300, 360, 5)]
+
+    begin = next(n for n, closed in enumerate(calm) if NORMAL not in closed)
+    # The smoothed use falls first, which takes 5 s here.
+    assert 5 * begin <= 30 + 10
 
 
 def test_the_line_of_a_deferred_job_has_its_figures_as_fields(
