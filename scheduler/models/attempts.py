@@ -50,6 +50,8 @@ class Attempt(models.Model):
     progress = models.FloatField(null=True, blank=True)
     progress_message = models.CharField(max_length=200, blank=True)
     progress_at = models.DateTimeField(null=True, blank=True)
+    # Of a worker: the items of its batch that it has completed.
+    items_completed = models.PositiveIntegerField(default=0, db_default=0)
     # When it is expected to end: in half of the cases, and in nine of ten. None = unknown.
     ends_p50_at = models.DateTimeField(null=True, blank=True)
     ends_p90_at = models.DateTimeField(null=True, blank=True)

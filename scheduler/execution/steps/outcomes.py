@@ -240,6 +240,7 @@ def _decide(
         yielded=yielded and request is not None,
         counts=request is None or (request.counts and request.withdrawn_at is None),
         has_saved=has_saved,
+        has_delivered=attempt.items_completed > 0,
     )
     history = RetryHistory(
         job_id=job.pk,
@@ -257,10 +258,14 @@ def _decide(
 
 
 def _losses(attempt: Attempt) -> int:
-    """How often the machine lost the job since it was last released."""
+    """How often the machine lost the job since its release, and since it last completed an item."""
     lost = attempt.job.attempts.filter(outcome=Outcome.LOST.value)
-    released_at = attempt.job.released_at
-    return (lost if released_at is None else lost.filter(placed_at__gt=released_at)).count()
+    if (released_at := attempt.job.released_at) is not None:
+        lost = lost.filter(placed_at__gt=released_at)
+    useful = attempt.job.attempts.filter(items_completed__gt=0).order_by("-number")
+    if (last := useful.values_list("number", flat=True).first()) is not None:
+        lost = lost.filter(number__gt=last)
+    return lost.count()
 
 
 def _cause(attempt: Attempt, result: Result, tail: bytes) -> FailureCause:

@@ -190,6 +190,19 @@ def test_what_the_machine_lost_runs_again_only_if_it_asked_for_that(alice: User)
     assert yield_request.attempts.get().outcome == "lost"
 
 
+@pytest.mark.parametrize("completed", [0, 1])
+def test_losses_are_counted_since_the_last_attempt_that_completed_an_item(
+    alice: User, completed: int
+) -> None:
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+    Attempt.objects.update(items_completed=completed)
+    _lose(job)
+    jobs_made.place_again(job, (0,), NOW)
+    job.refresh_from_db()
+
+    assert (_lose(job).retry_at is None) == (completed == 1)
+
+
 def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) -> None:
     job = jobs_made.running(alice, yield_options=YieldOptions(preemptible=True))
     other = jobs_made.waiting(alice, priority=5)

@@ -5,7 +5,9 @@ exit 85 without a request, if it can be asked         again
 other exit after a yield request                      again with `requeue`
 runner or GPU lost, or restart of the machine         again with `requeue` or `retries`, or if it is
                                                       preemptible and has a checkpoint; not counted
-                                                      as a retry, with back-off from the second on
+                                                      as a retry, with back-off from the second loss
+                                                      in a row on; a worker that has completed an
+                                                      item ends such a row
 out of GPU memory, or of host memory                  while `retries` are left, with more memory
 any other failure                                     while `retries` are left, with back-off
 time limit exceeded, cancelled                        ended
@@ -72,7 +74,10 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryHistory:
-    """Retry options and history of a job. lost: number of attempts lost by the machine."""
+    """Retry options and history of a job.
+
+    lost: attempts that the machine lost since the last one that completed an item of a batch.
+    """
 
     job_id: int
     requeue: bool = False
@@ -89,7 +94,7 @@ class RetryHistory:
 class AttemptEnd:
     """How an attempt ended. yielded: after a yield request. counts: towards the limit of requeues.
 
-    has_saved: there is a checkpoint.
+    has_saved: there is a checkpoint. has_delivered: it completed an item of a batch.
     """
 
     outcome: Outcome
@@ -99,6 +104,7 @@ class AttemptEnd:
     yielded: bool = False
     counts: bool = True
     has_saved: bool = False
+    has_delivered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +225,8 @@ def _lost(end: AttemptEnd, past: RetryHistory) -> RetryDecision:
     goes_on = past.preemptible and end.has_saved
     if not (past.requeue or past.retries or goes_on):
         return _over(end.outcome, past)
-    times = past.lost + 1
+    # Back-off is against a job that is lost again and again without any result.
+    times = 0 if end.has_delivered else past.lost + 1
     return RetryDecision(
         again=True,
         outcome=end.outcome,

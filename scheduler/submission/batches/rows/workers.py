@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def settle(
     now: datetime,
 ) -> int:
     """Store the answers to these items; returns how many items changed."""
-    changed, decisions = [], []
+    changed, decisions, completed = [], [], Counter[Attempt]()
     retries = int((batch.work or {}).get("retries", 0))
     longest_s = max(0.0, (now - batch.created_at).total_seconds())
     for item, answer in answers:
@@ -106,11 +107,16 @@ def settle(
             _apply(item, decision, attempt)
             changed.append(item)
             decisions.append(decision)
+            if attempt is not None and decision.status is ItemState.COMPLETE:
+                completed[attempt] += 1
     BatchItem.objects.bulk_update(
         changed,
         ["status", "job", "gpu_uuid", "result", "error", "failures", "host"],
         batch_size=rows.CHUNK,
     )
+    for attempt, count in completed.items():
+        attempt.items_completed += count
+        attempt.save(update_fields=["items_completed"])
     rows.count_ended(
         batch,
         completed=sum(decision.status is ItemState.COMPLETE for decision in decisions),

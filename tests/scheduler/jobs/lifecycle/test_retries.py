@@ -130,6 +130,14 @@ def test_what_the_machine_loses_again_and_again_is_held() -> None:
     assert _decision(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=10).held
 
 
+def test_a_loss_after_a_completed_item_has_no_pause_and_is_not_counted() -> None:
+    lost: dict[str, Any] = {"outcome": Outcome.LOST, "cause": FailureCause.MACHINE}
+
+    decision = _decision(**lost, requeue=True, lost=10, has_delivered=True)
+
+    assert (decision.again, decision.pause, decision.held) == (True, None, "")
+
+
 def test_a_failure_is_retried_as_often_as_was_asked() -> None:
     assert not _decision().again
     first = _decision(retries=2)

@@ -22,6 +22,7 @@ from django.utils import timezone
 from scheduler.models import Attempt, Batch, Job, ScriptDefinition, YieldRequest
 from scheduler.runner import process_tree
 from scheduler.runner.programs import worker
+from scheduler.submission.batches import policy
 from tests.processes.attempts import wait_for
 from tests.processes.scheduling import Scheduler, attempt_of, kill_runner_of, log_of
 from tests.scheduler.submission.batches import worker_program
@@ -202,6 +203,22 @@ def test_a_worker_that_is_asked_to_leave_returns_its_item_and_starts_again(
     assert (ended.state, item.failures) == ("complete", 0)
     assert marks.read_text().count("0 half") == 2
     assert [job.requeues for job in workers_of(batch)] == [1]
+
+
+def test_a_worker_that_is_lost_again_after_an_item_starts_again_at_once(
+    scheduler: Scheduler, root: User, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MOST_WITHOUT_GPU", 1)
+    batch = submitted(root, ["half", "hang"])
+    scheduler.run_until(lambda: "half" in read(marks))
+    (job,) = workers_of(batch)
+    kill_runner_of(job)
+    marks.with_name("marks.go").touch()
+    scheduler.run_until(lambda: attempt_of(job).number == 2 and attempt_of(job).pid)
+    wait_for(lambda: "hang" in read(marks), within_s=30)
+    kill_runner_of(job)
+
+    scheduler.run_until(lambda: attempt_of(job).number == 3)
 
 
 def ask_to_yield(attempt: Attempt, within_s: float) -> None:
