@@ -1,6 +1,5 @@
 """Facts: the declaration of a measured figure of a GPU: its unit, bounds, and where it appears.
 
-
 `monitor/facts/readings.py` declares the figures. REST, Prometheus, live values, the GPU's page,
 samples, roll-ups and charts follow from these declarations.
 """
