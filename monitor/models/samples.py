@@ -107,9 +107,10 @@ for _figure in GPU_FIELDS:
     if _rollup := _figure.rollup:
         if _rollup.total:
             _sum = models.BigIntegerField if _figure.kind is int else models.FloatField
-            GpuRollup.add_to_class(_rollup.total, _sum())
+            # Of rows from before the figure was stored, no second is known.
+            GpuRollup.add_to_class(_rollup.total, _sum(default=0))
         if _rollup.known_s:
-            GpuRollup.add_to_class(_rollup.known_s, models.PositiveIntegerField())
+            GpuRollup.add_to_class(_rollup.known_s, models.PositiveIntegerField(default=0))
         GpuRollup.add_to_class(_rollup.greatest, _value(_figure))
 
 
