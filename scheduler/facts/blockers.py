@@ -33,58 +33,83 @@ TIER_WORDS = {
 
 
 class BlockerCode(StrEnum):
-    """The stable names of all reasons to wait, as REST gives them out."""
+    """The stable names of all reasons to wait, as REST gives them out, with their titles."""
 
-    HELD = "Held"
-    TOO_MANY_REQUEUES = "TooManyRequeues"
-    INFEASIBLE = "Infeasible"
-    ARRAY_LIMIT = "ArrayLimit"
-    BEGIN_TIME = "BeginTime"
-    BACKOFF = "Backoff"
-    DEPENDENCY = "Dependency"
-    OUTSIDE_WINDOW = "OutsideWindow"
-    USER_MAX_GPUS = "UserMaxGpus"
-    USER_MAX_JOBS = "UserMaxJobs"
-    USER_MAX_MEMORY = "UserMaxMemory"
-    USER_MAX_SHARE = "UserMaxShare"
-    BUDGET_DAY = "BudgetDay"
-    AGENT_MAX_JOBS = "AgentMaxJobs"
-    AGENT_BUDGET = "AgentBudget"
-    SHARE_EXCEEDED = "ShareExceeded"
-    SHARE_REDUCED = "ShareReduced"
-    PRESSURE = "Pressure"
-    UTIL_TARGET = "UtilTarget"
-    HOST_DRAINED = "HostDrained"
-    NO_READING = "NoReading"
-    STALE_READING = "StaleReading"
-    NO_GPU = "NoGpu"
-    CPU_PLACES = "CpuPlaces"
-    DISK_FULL = "DiskFull"
-    HOST_MEMORY = "HostMemory"
-    HOST_CPUS = "HostCpus"
-    GPU_COUNT = "GpuCount"
-    OTHER_GPUS = "OtherGpus"
-    RESERVED_FOR = "ReservedFor"
-    BATCH_EXCLUSIVE = "BatchExclusive"
-    GPU_UNHEALTHY = "GpuUnhealthy"
-    GPU_UNSUITABLE = "GpuUnsuitable"
-    GPU_TAKEN = "GpuTaken"
-    GPU_MEMORY = "GpuMemory"
-    MEMORY_UNKNOWN = "MemoryUnknown"
-    RAMPING = "Ramping"
-    GPU_LOCKED = "GpuLocked"
-    GPU_PAUSED = "GpuPaused"
-    GPU_RESERVED = "GpuReserved"
-    GPU_QUARANTINED = "GpuQuarantined"
-    COMPUTE_PROHIBITED = "ComputeProhibited"
-    COMPUTE_EXCLUSIVE = "ComputeExclusive"
-    OWNER_PRESENT = "OwnerPresent"
-    GPU_UNCLEAR = "GpuUnclear"
-    JOB_UNCLEAR = "JobUnclear"
-    ENGINE_SUBMISSION = "EngineSubmission"
-    ENGINE_REFUSED = "EngineRefused"
-    ENGINE_AWAY = "EngineAway"
-    ENGINE_WAITS = "EngineWaits"
+    _value_: str
+    # A few words, for tables that count jobs by their main reason.
+    label: str
+    # Of the GPUs that are not listed one by one; "": they always are.
+    summary: str
+
+    def __new__(cls, value: str, label: str = "", summary: str = "") -> BlockerCode:
+        if not label:
+            raise TypeError(f"The reason to wait {value} has no title.")
+        code = str.__new__(cls, value)
+        code._value_, code.label, code.summary = value, label, summary
+        return code
+
+    HELD = "Held", "Job on hold"
+    TOO_MANY_REQUEUES = "TooManyRequeues", "Requeued too often"
+    INFEASIBLE = "Infeasible", "No matching GPU on this server"
+    ARRAY_LIMIT = "ArrayLimit", "Limit of the array"
+    BEGIN_TIME = "BeginTime", "Requested start time"
+    BACKOFF = "Backoff", "Pause before the next attempt"
+    DEPENDENCY = "Dependency", "Dependency on another job"
+    OUTSIDE_WINDOW = "OutsideWindow", "Outside the user's time window", "outside the time window"
+    USER_MAX_GPUS = "UserMaxGpus", "Quota: GPUs at a time"
+    USER_MAX_JOBS = "UserMaxJobs", "Quota: running jobs"
+    USER_MAX_MEMORY = "UserMaxMemory", "Quota: GPU memory"
+    USER_MAX_SHARE = "UserMaxShare", "Quota: share of the GPUs"
+    BUDGET_DAY = "BudgetDay", "Quota: GPU-minutes of the day"
+    AGENT_MAX_JOBS = "AgentMaxJobs", "Limit of an agent: running jobs"
+    AGENT_BUDGET = "AgentBudget", "Limit of an agent: GPU-minutes of the day"
+    SHARE_EXCEEDED = "ShareExceeded", "Fair share reached"
+    SHARE_REDUCED = (
+        "ShareReduced",
+        "Fair share reduced by the load of other users",
+        "loaded by other users",
+    )
+    PRESSURE = "Pressure", "Load of the server", "too busy"
+    UTIL_TARGET = "UtilTarget", "Utilisation target reached", "busy enough"
+    HOST_DRAINED = "HostDrained", "Host drained"
+    NO_READING = "NoReading", "No reading of the GPUs yet"
+    STALE_READING = "StaleReading", "Readings of the GPUs too old"
+    NO_GPU = "NoGpu", "No usable GPU"
+    CPU_PLACES = "CpuPlaces", "No place for jobs without a GPU"
+    DISK_FULL = "DiskFull", "File system too full"
+    HOST_MEMORY = "HostMemory", "Too little host memory"
+    HOST_CPUS = "HostCpus", "Too few CPUs"
+    GPU_COUNT = "GpuCount", "Too few free GPUs"
+    OTHER_GPUS = "OtherGpus", "Several reasons on several GPUs"
+    RESERVED_FOR = "ReservedFor", "GPU reserved for another job or time window", "reserved"
+    BATCH_EXCLUSIVE = "BatchExclusive", "GPU reserved for a batch", "taken by a batch"
+    GPU_UNHEALTHY = "GpuUnhealthy", "GPU throttled, failing or lost", "not healthy"
+    GPU_UNSUITABLE = "GpuUnsuitable", "GPUs do not match the request", "of unknown kind"
+    GPU_TAKEN = "GpuTaken", "GPU in use", "taken"
+    GPU_MEMORY = "GpuMemory", "Too little free GPU memory", "too full"
+    MEMORY_UNKNOWN = "MemoryUnknown", "Free GPU memory unknown", "of unknown memory"
+    RAMPING = "Ramping", "Another job is still taking its memory", "just given a job"
+    GPU_LOCKED = "GpuLocked", "GPU locked by another program", "locked"
+    GPU_PAUSED = "GpuPaused", "GPU paused by an operator", "paused"
+    GPU_RESERVED = "GpuReserved", "GPU reserved for a model", "reserved for models"
+    GPU_QUARANTINED = "GpuQuarantined", "Memory of an ended job not free", "in quarantine"
+    COMPUTE_PROHIBITED = (
+        "ComputeProhibited",
+        "Compute mode of the GPU: prohibited",
+        "closed by its compute mode",
+    )
+    COMPUTE_EXCLUSIVE = (
+        "ComputeExclusive",
+        "Compute mode of the GPU: one process",
+        "taken by one process",
+    )
+    OWNER_PRESENT = "OwnerPresent", "GPU used outside the queue", "in use by its owner"
+    GPU_UNCLEAR = "GpuUnclear", "State of the GPU unknown", "in an unknown state"
+    JOB_UNCLEAR = "JobUnclear", "Planning of the job failed"
+    ENGINE_SUBMISSION = "EngineSubmission", "Submission to Slurm"
+    ENGINE_REFUSED = "EngineRefused", "Refused by Slurm"
+    ENGINE_AWAY = "EngineAway", "Slurm does not answer"
+    ENGINE_WAITS = "EngineWaits", "Waiting in Slurm"
 
     # An enum's own hash is slow.
     __hash__ = str.__hash__
@@ -163,6 +188,15 @@ for _code in BlockerCode:
     _code.repeats_request = _code in REPEATS_REQUEST
     _code.bound = _BOUND.get(_code, "other")
 BOUND_CODES = tuple(_BOUND)
+
+
+def title(code: str) -> str:
+    """The reason in a few words; the code itself if this version does not know it."""
+    try:
+        return BlockerCode(code).label
+    except ValueError:
+        return code
+
 
 Value = str | int | float | bool | None
 Details = tuple[tuple[str, Value], ...]

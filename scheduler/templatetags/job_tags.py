@@ -21,7 +21,7 @@ from monitor.templatetags.text_tags import with_times
 from scheduler.jobs.pages import starting_points
 from scheduler.jobs.timeline.charts import Span, joined
 from scheduler.jobs.timeline.facts import Band, Bar, BarKind
-from scheduler.queue.blockers.policy.titles import addressed
+from scheduler.queue.blockers.policy.stored_blockers import addressed
 
 register = template.Library()
 # Of many GPUs, shorter bars have no name.

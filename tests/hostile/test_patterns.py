@@ -36,17 +36,17 @@ MADE = {
     ),
     ("monitor/incidents/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",
     (
-        "scheduler/queue/blockers/policy/titles.py",
+        "scheduler/queue/blockers/policy/stored_blockers.py",
         "f'(^|[.!?] ){name}(?= or an operator must)'",
     ): (r"(^|[.!?] )alice(?= or an operator must)"),
     (
-        "scheduler/queue/blockers/policy/titles.py",
+        "scheduler/queue/blockers/policy/stored_blockers.py",
         "f'(^|[.!?] ){name} holds it(?= until it is released)'",
     ): r"(^|[.!?] )alice holds it(?= until it is released)",
-    ("scheduler/queue/blockers/policy/titles.py", "f'(^|[.!?] ){possessive}'"): (
+    ("scheduler/queue/blockers/policy/stored_blockers.py", "f'(^|[.!?] ){possessive}'"): (
         r"(^|[.!?] )alice(?:'s|’s)"
     ),
-    ("scheduler/queue/blockers/policy/titles.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
+    ("scheduler/queue/blockers/policy/stored_blockers.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
         r"(?<![\w@.+-])alice(?:'s|’s)"
     ),
     (

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from monitor.facts.formats import sig3
 from reports.figures.facts import GpuHours, Report, Table
 from reports.periods.facts import ScopeKind
-from scheduler.queue.blockers.policy.titles import title
+from scheduler.facts.blockers import title
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 UNKNOWN_OWNER = "unknown owner"

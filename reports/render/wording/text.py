@@ -12,7 +12,7 @@ from reports.figures.policy import advice
 from reports.figures.policy.violations import line, use_line
 from reports.render.wording import tables
 from reports.render.wording.tables import cell, name
-from scheduler.queue.blockers.policy.titles import title as blocker_title
+from scheduler.facts.blockers import title as blocker_title
 
 HEAVY_USE = "Heavy use outside the queue that is no violation"
 

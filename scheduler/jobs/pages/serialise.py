@@ -25,8 +25,12 @@ from scheduler.facts.field_parsers import TAG_NAME
 from scheduler.facts.jobs import DependencyKind, JobState
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy import stored_blockers
-from scheduler.queue.blockers.policy.stored_blockers import first, reasons, with_current_ends
-from scheduler.queue.blockers.policy.titles import addressed
+from scheduler.queue.blockers.policy.stored_blockers import (
+    addressed,
+    first,
+    reasons,
+    with_current_ends,
+)
 from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.queue.sizing import policy as sizing_policy
 from scheduler.queue.sizing import step as sizing

@@ -21,7 +21,6 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot
 from scheduler.limits.quotas.policy.quotas import count
-from scheduler.queue.blockers.policy.titles import SUMMARIES
 from scheduler.queue.planner.matching import (
     can_never_match,
     constraints_text,
@@ -183,7 +182,7 @@ def _others(codes: Sequence[BlockerCode]) -> Blocker:
     """Counts of the GPUs that are not listed one by one, by reason."""
     counts: Counter[str] = Counter()
     for code, number in Counter(codes).items():
-        counts[SUMMARIES.get(code) or code.value] += number
+        counts[code.summary or code.value] += number
     in_order = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     why = ", ".join(f"{number} {word}" for word, number in in_order)
     return Blocker(code=BlockerCode.OTHER_GPUS, available=why, details=details(count=len(codes)))

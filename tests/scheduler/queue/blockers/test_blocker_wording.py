@@ -4,14 +4,13 @@ from datetime import datetime
 
 import pytest
 
-from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, to_row
+from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, title, to_row
 from scheduler.facts.jobs import PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.limits.quotas.policy.quotas import above_share
 from scheduler.queue.blockers import wording as blocker_wording
-from scheduler.queue.blockers.policy import stored_blockers, titles
-from scheduler.queue.blockers.policy import stored_blockers as conditions
+from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.planner.forecast import forecast
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
@@ -31,14 +30,18 @@ def share_blocker(has: float, gib: int, share_pct: float) -> Blocker:
 
 def test_every_code_has_a_sentence_and_a_condition() -> None:
     assert set(blocker_wording._TEXTS) == set(BlockerCode)
-    assert set(conditions._CONDITIONS) == set(BlockerCode)
-    assert set(titles._TITLES) == set(BlockerCode)
+    assert set(blocker_wording._CONDITIONS) == set(BlockerCode)
 
 
 def test_the_titles_of_codes_differ_and_an_unknown_code_is_its_own_title() -> None:
-    assert len({titles.title(code) for code in BlockerCode}) == len(BlockerCode)
-    assert titles.title(BlockerCode.GPU_MEMORY) == "Too little free GPU memory"
-    assert titles.title("OfAnotherVersion") == "OfAnotherVersion"
+    assert len({title(code) for code in BlockerCode}) == len(BlockerCode)
+    assert title(BlockerCode.GPU_MEMORY) == "Too little free GPU memory"
+    assert title("OfAnotherVersion") == "OfAnotherVersion"
+
+
+def test_a_code_without_a_title_is_refused() -> None:
+    with pytest.raises(TypeError, match="title"):
+        BlockerCode.__new_member__(BlockerCode, "QuietHours")
 
 
 def test_groups_of_codes_are_properties_of_the_enum() -> None:
@@ -128,7 +131,7 @@ def test_a_quota_is_named_by_its_user_and_never_as_yours() -> None:
         [
             blocker_wording.text(blocker),
             blocker_wording.headline(blocker),
-            conditions.condition(blocker),
+            blocker_wording.condition(blocker),
         ]
     )
     assert "alice's share" in words
@@ -234,16 +237,16 @@ def test_a_user_reads_of_their_own_share_and_others_of_that_of_the_user() -> Non
     "text", ["malice's share is 2.", "It waits for alice's run.", "alice waits."]
 )
 def test_only_the_users_own_limits_are_addressed(text: str) -> None:
-    assert titles.addressed(text, "alice") == text
+    assert stored_blockers.addressed(text, "alice") == text
 
 
 def test_a_user_who_holds_a_job_is_addressed_as_you_and_others_by_name() -> None:
     text = "alice holds it until it is released. alice or an operator must release it."
 
-    assert titles.addressed(text, "alice") == (
+    assert stored_blockers.addressed(text, "alice") == (
         "You hold it until it is released. You or an operator must release it."
     )
-    assert titles.addressed(text, "bob") == text
+    assert stored_blockers.addressed(text, "bob") == text
 
 
 @pytest.mark.parametrize(
