@@ -183,22 +183,25 @@ class Ledger:
     def _caused(self, step: Step, held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """The wait that each owner causes in this step; also added to `caused_s`.
 
-        The wait for a GPU in use is divided among the owners who hold more than their entitlement
-        there, by what they hold above it.
+        By how much less jobs of others would have waited, if the owner had held only the
+        entitlement: each GPU would have taken one waiting job at a time. So it is at most what the
+        owner held above the entitlement. What jobs further back would have gained is not counted.
         """
-        above = {
-            owner: excess
-            for owner, gpus in held.items()
-            if (excess := sum(gpus.values()) - self._entitled_gpus(owner) * step.seconds) > 0
-        }
         caused: dict[str, float] = {}
-        for waits, seconds in step.waiting.for_gpus.items():
-            causing = {o: s for o, s in above.items() if self._could_run(waits, o, held[o])}
-            for owner, excess in causing.items():
-                part = seconds * excess / sum(causing.values())
-                caused[owner] = caused.get(owner, 0.0) + part
-                self.caused_s[owner] = self.caused_s.get(owner, 0.0) + part
+        for owner, gpus in held.items():
+            above = sum(gpus.values()) - self._entitled_gpus(owner) * step.seconds
+            if above > 0 and (waits := min(above, self._waits_for(step.waiting, owner, gpus))):
+                caused[owner] = waits
+                self.caused_s[owner] = self.caused_s.get(owner, 0.0) + waits
         return caused
+
+    def _waits_for(self, waiting: Waiting, owner: str, gpus: Mapping[str, float]) -> float:
+        """Job-seconds of others that could have passed on these GPUs, held for so many seconds."""
+        by_gpu: dict[str, float] = {}
+        for waits, seconds in waiting.for_gpus.items():
+            if self._could_run(waits, owner, gpus):
+                by_gpu[waits[1]] = by_gpu.get(waits[1], 0.0) + seconds
+        return sum(min(s, gpus[gpu]) if gpu else s for gpu, s in by_gpu.items())
 
     def _could_run(self, waits: tuple[str, str, int], owner: str, gpus: Iterable[str]) -> bool:
         """Whether the waiting job, of another owner, could run on one of the GPUs."""

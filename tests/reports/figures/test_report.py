@@ -64,9 +64,21 @@ def test_a_neighbour_at_95_percent_for_8_of_24_hours_is_a_violation() -> None:
     assert [line(v) for v in made.violations] == [LINE]
     assert made.heavy_use == ()
     assert user(made).used == pytest.approx(7.6)
-    assert user(made).caused_wait_hours == pytest.approx(8)
-    assert "8.0 h" in made.recommendations[0].text
+    assert user(made).caused_wait_hours == pytest.approx(0.7 * 8)
+    assert "5.6 h" in made.recommendations[0].text
     assert made.recommendations[0].user == "alice"
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_gpu_delays_one_waiting_job_at_a_time(bob: User) -> None:
+    for _ in range(20):
+        contended(bob, BEGIN)
+    ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=3), 8)
+
+    made = report()
+
+    assert user(made, "bob").waited_hours == pytest.approx(21 * 24)
+    assert user(made).caused_wait_hours == pytest.approx(0.7 * 8)
 
 
 def test_heavy_use_while_no_job_waits_is_listed_without_blame() -> None:
@@ -88,7 +100,7 @@ def test_only_hours_in_which_a_job_waited_that_could_have_run_there_count(bob: U
 
     contended(bob, NOW - timedelta(hours=14))
     (only,) = report().violations
-    assert (only.hours, only.waited_hours) == (pytest.approx(2), pytest.approx(2))
+    assert (only.hours, only.waited_hours) == (pytest.approx(2), pytest.approx(1.4))
 
 
 def test_a_wait_for_something_else_accuses_no_user(bob: User) -> None:
@@ -125,6 +137,9 @@ def test_no_violation_is_of_a_user_whose_bar_is_below_the_mark(
     )
     for v in made.violations:
         assert v.waited_hours <= rows[v.user].caused_wait_hours + 1e-6
+    for row in made.users:
+        others = sum(other.waited_hours for other in made.users if other.user != row.user)
+        assert row.caused_wait_hours <= min(row.held, others) + 1e-6
 
 
 def test_time_without_readings_does_not_make_a_share_smaller() -> None:
