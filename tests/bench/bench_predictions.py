@@ -30,6 +30,7 @@ from scheduler.queue.planner.forecast.run_times import (
 )
 from scheduler.queue.planner.forecast.simulation import LEAVES_AFTER
 from scheduler.queue.planner.plan import plan
+from scheduler.queue.planner.preemption import KEEP_FREED
 from tests.builders import NOW, gpu_uuid, slot
 
 GPUS = 9
@@ -150,11 +151,13 @@ def _seconds(value: float | None) -> timedelta | None:
 
 
 class Replay:
-    """Plays a recording again with the planner, in steps of a hundredth of its work."""
+    """Plays a recording again with the planner, which plans 100 to 1200 times."""
 
     def __init__(self, recorded: Recording) -> None:
         self._recorded = recorded
-        self._step = timedelta(seconds=recorded.work_s / 100)
+        self._step = timedelta(seconds=max(1, recorded.work_s / 1200))
+        # Steps between two predictions for all that waits.
+        self._pause = round(recorded.work_s / 10 / self._step.total_seconds())
         self._coming = list(recorded.jobs)
         self._queue: dict[int, Recorded] = {}
         self._running: dict[int, tuple[Recorded, datetime, tuple[str, ...]]] = {}
@@ -163,8 +166,10 @@ class Replay:
         self._made: list[tuple[int, datetime, datetime]] = []
         self._started: dict[int, datetime] = {}
         self._now = NOW
-        # Jobs that were asked to yield: when they leave, and for which job.
-        self._leaving: dict[int, tuple[datetime, int]] = {}
+        # Jobs that were asked to yield, and when they leave.
+        self._leaving: dict[int, datetime] = {}
+        # GPUs that are kept: for which job, and until when.
+        self._kept: dict[str, tuple[int, datetime]] = {}
         for index in range(GPUS) if recorded.idle_work else ():
             idle = Recorded(IDLE + index, "idle", "idle", 0, 10**6, None, None, 1, True)
             self._running[idle.id] = (idle, NOW, (gpu_uuid(index),))
@@ -175,7 +180,7 @@ class Replay:
             self._end_jobs()
             self._yield_gpus()
             new = self._submit()
-            self._predict(set(self._queue) if number % 10 == 0 else new)
+            self._predict(set(self._queue) if number % self._pause == 0 else new)
             self._plan()
             self._now += self._step
             number += 1
@@ -197,15 +202,16 @@ class Replay:
 
     def _yield_gpus(self) -> None:
         """Preempted jobs leave, and wait again unless they are idle work."""
-        for id_, (at, _) in list(self._leaving.items()):
-            if id_ in self._running and at <= self._now:
+        for id_ in [id_ for id_, at in self._leaving.items() if at <= self._now]:
+            del self._leaving[id_]
+            if id_ in self._running:
                 job, _, _ = self._running.pop(id_)
                 if id_ < IDLE:
                     self._queue[id_] = job
-        self._leaving = {
-            id_: leaving
-            for id_, leaving in self._leaving.items()
-            if id_ in self._running or leaving[1] in self._queue
+        self._kept = {
+            uuid: (id_, until)
+            for uuid, (id_, until) in self._kept.items()
+            if id_ in self._queue and self._now < until
         }
 
     def _submit(self) -> set[int]:
@@ -249,17 +255,10 @@ class Replay:
             for job, started, uuids in self._running.values()
         ]
         on = {uuid: job.id for job, _, uuids in self._running.values() for uuid in uuids}
-        freed = {uuid: self._leaving[on[uuid]][1] for uuid in on if on[uuid] in self._leaving}
-        gpus = [slot(index) for index in range(GPUS)]
+        kept = {uuid: id_ for uuid, (id_, _) in self._kept.items()}
+        gpus = [slot(n, reserved_for=kept.get(gpu_uuid(n))) for n in range(GPUS)]
         taken = tuple(
-            replace(
-                gpu,
-                jobs=(on[gpu.gpu_uuid],),
-                exclusive=True,
-                reserved_for=freed.get(gpu.gpu_uuid),
-            )
-            if gpu.gpu_uuid in on
-            else gpu
+            replace(gpu, jobs=(on[gpu.gpu_uuid],), exclusive=True) if gpu.gpu_uuid in on else gpu
             for gpu in gpus
         )
         return queue, Slots(host="gpubox", gpus=taken, running=tuple(running))
@@ -292,7 +291,8 @@ class Replay:
         made = plan(queue, slots, POLICY, self._now)
         for request in made.preemptions:
             at = self._now + LEAVES_AFTER
-            self._leaving[request.job_id] = (at, request.for_job or 0)
+            self._leaving[request.job_id] = at
+            self._kept |= dict.fromkeys(request.gpu_uuids, (request.for_job or 0, at + KEEP_FREED))
         for placement in made.placements:
             job = self._queue.pop(placement.job_id)
             self._running[job.id] = (job, self._now, placement.gpu_uuids)

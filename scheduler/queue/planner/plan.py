@@ -382,6 +382,11 @@ class Pass:
         return tuple(requests)
 
     @property
+    def beneficiaries(self) -> Collection[int]:
+        """The jobs for which GPUs were freed, or are about to be."""
+        return self._pool.beneficiaries
+
+    @property
     def reserved_for(self) -> int | None:
         """The job with the backfill reservation."""
         reservation = self._pool.reservation

@@ -66,11 +66,12 @@ class Queue:
         waiting = [job for job in jobs if job.id not in uuids and not made.is_final(job)]
         self.ids = {job.id for job in waiting}
         self.held = [job for job in waiting if job.waits]
-        ahead = {job.id for job in made.ahead.values()}
-        classes: dict[tuple[int, bool], list[QueuedJob]] = defaultdict(list)
+        apart = {job.id for job in made.ahead.values()} | set(made.beneficiaries)
+        classes: dict[tuple[int, int | None], list[QueuedJob]] = defaultdict(list)
         for job in sorted(waiting, key=came):
             if not job.waits:
-                classes[id(made.groups.of(job)), job.id in ahead].append(job)
+                own = job.id if job.id in apart else None
+                classes[id(made.groups.of(job)), own].append(job)
         self.classes = list(classes.values())
         slots, policy = made.state.slots, made.state.rules.windows
         early = timedelta(minutes=policy.yield_before_minutes)

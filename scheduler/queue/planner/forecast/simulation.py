@@ -102,6 +102,7 @@ class Simulation:
             first_job_free=rules.quotas.first_job_free,
         )
         self._pool = GpuPool(self._state)
+        self._pool.beneficiaries = set(made.beneficiaries)
         self._places = Places(self._shares, rules.order, now, made.ahead)
         self._groups = made.groups
         self._kinds: dict[Any, Kind] = {}
@@ -109,7 +110,8 @@ class Simulation:
         self._alike: dict[int, list[Kind]] = defaultdict(list)
         # GPUs that have changed since the last pass.
         self._freed: set[str] = set()
-        self._classes: dict[tuple[int, bool], JobClass] = {}
+        # By group; a job that is overdue, or for which a GPU was freed, has a class of its own.
+        self._classes: dict[tuple[int, int | None], JobClass] = {}
         self._of_owner: dict[str, list[JobClass]] = defaultdict(list)
         # Classes that the gates refuse, until something ends.
         self._parked: dict[str, list[JobClass]] = defaultdict(list)
@@ -186,7 +188,7 @@ class Simulation:
         for request in (*made.preemptions, *made.evictions):
             self._leave(request)
         for gpu in self._pool.gpus:
-            self._open_later(gpu, queue.ids)
+            self._open_later(gpu)
         for account in self._slots.people.values():
             if account.budget is not None:
                 resets_at = account.budget.resets_at
@@ -250,15 +252,15 @@ class Simulation:
         for id_ in needed:
             self._followers[id_].append((job, needed, opens))
 
-    def _open_later(self, gpu: Slot, waiting: Collection[int]) -> None:
+    def _open_later(self, gpu: Slot) -> None:
         if gpu.closed and all(blocker.until is not None for blocker in gpu.closed):
             opens = max(blocker.until for blocker in gpu.closed if blocker.until)
             self._at(opens, self._change, gpu.gpu_uuid, {"closed": ()})
         if gpu.ramping is not None:
             ends = gpu.ramps_until or self._now + RAMP
             self._at(ends, self._change, gpu.gpu_uuid, {"ramping": None})
-        if gpu.reserved_for is not None and gpu.reserved_for not in waiting:
-            self._at(self._now + KEEP_FREED, self._change, gpu.gpu_uuid, {"reserved_for": None})
+        if gpu.reserved_for is not None:
+            self._keep({gpu.gpu_uuid}, gpu.reserved_for, self._now)
 
     def _change(self, gpu_uuid: str, fields: dict[str, Any]) -> None:
         self._pool.change({gpu_uuid}, **fields)
@@ -338,18 +340,28 @@ class Simulation:
 
     def _class_of(self, job: QueuedJob) -> JobClass:
         group = self._groups.of(job)
-        key = (id(group), job.id in self._places.ahead)
+        is_kept_for = job.id in self._pool.beneficiaries
+        key = (id(group), job.id if is_kept_for or job.id in self._places.ahead else None)
         job_class = self._classes.get(key)
         if job_class is None:
-            job_class = JobClass(group, self._kind_of(group), len(self._classes))
-            self._classes[key] = job_class
+            kind = self._kind_of(group, job.id if is_kept_for else None)
+            job_class = self._classes[key] = JobClass(group, kind, len(self._classes))
             self._of_owner[job.owner].append(job_class)
         return job_class
 
-    def _kind_of(self, group: RequestGroup) -> Kind:
+    def _set_apart(self, job: QueuedJob, job_class: JobClass) -> None:
+        """It leaves the class of jobs like it, as its place or its GPUs are not theirs."""
+        job_class.jobs.remove(job)
+        self._place(job_class)
+        self._waiting[job.owner] -= bool(job.requirement.gpus)
+        self._add(job)
+
+    def _kind_of(self, group: RequestGroup, kept_for: int | None) -> Kind:
+        """kept_for: the job that has GPUs which others can't take."""
         request, slots = group.request, self._slots
         owner = request.owner if self._state.reduced or slots.windows else None
-        key = (group.kind, CLASSES[request.priority], request.lasts, owner, request.preemptible)
+        urgency = CLASSES[request.priority]
+        key = (group.kind, urgency, request.lasts, owner, request.preemptible, kept_for)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = Kind(group)
@@ -520,17 +532,30 @@ class Simulation:
         """Models leave for the first jobs that only lack GPUs, one after the other."""
         if not self._evicted.isdisjoint(self._running):
             return
-        lacking = [job for job, _ in self._lacking() if job.requirement.gpus]
+        lacking = {job: its for job, its in self._lacking() if job.requirement.gpus}
         if not lacking:
             return
         gpus = [gpu for gpu in self._pool.gpus if gpu.gpu_uuid not in self._slots.reserved]
         waiting = sum(self._waiting.values())
-        leaving = models.decide(waiting, lacking, gpus, self._could_fit, self._now, self._evicted)
+        jobs, could_fit = list(lacking), self._could_fit
+        leaving = models.decide(waiting, jobs, gpus, could_fit, self._now, self._evicted)
         if leaving is None:
             return
-        self._pool.change(leaving.gpu_uuids, reserved_for=leaving.job.id)
-        self._pool.beneficiaries.add(leaving.job.id)
+        self._keep(leaving.gpu_uuids, leaving.job.id, self._now + LEAVES_AFTER)
+        self._set_apart(leaving.job, lacking[leaving.job])
         self._unload(leaving.model_jobs)
+
+    def _keep(self, gpu_uuids: Iterable[str], job_id: int, freed_at: datetime) -> None:
+        """Keep GPUs for a job until a while after they are free."""
+        uuids = set(gpu_uuids)
+        self._pool.change(uuids, reserved_for=job_id)
+        self._pool.beneficiaries.add(job_id)
+        self._at(freed_at + KEEP_FREED, self._stop_keeping, uuids, job_id)
+
+    def _stop_keeping(self, gpu_uuids: Collection[str], job_id: int) -> None:
+        for gpu in self._on(gpu_uuids):
+            if gpu.reserved_for == job_id:
+                self._change(gpu.gpu_uuid, {"reserved_for": None})
 
     def _could_fit(self, job: QueuedJob, gpu: Slot) -> bool:
         return reject_code(job.requirement, gpu, self._policy, job.id) is None
@@ -545,8 +570,7 @@ class Simulation:
         self._preemptible.discard(request.job_id)
         leaves = max(self._now, request.deadline or self._now) + LEAVES_AFTER
         if request.for_job is not None:
-            self._pool.change(request.gpu_uuids, reserved_for=request.for_job)
-            self._pool.beneficiaries.add(request.for_job)
+            self._keep(request.gpu_uuids, request.for_job, leaves)
         self._at(leaves, self._end, request.job_id)
 
     def _end(self, job_id: int) -> None:
@@ -668,8 +692,10 @@ class Simulation:
             closed = gates.closed_by_windows(kind.group.request, self._state, self._pool.gpus)
             kind.is_shut = len(closed) == len(self._pool.gpus)
         reserved = self._pool.reservation
-        # Without other constraints, only reserved GPUs could take it.
-        gpus = self._on(reserved.gpus) if reserved and self._is_simple else self._pool.gpus
+        gpus = self._pool.gpus
+        if reserved and self._is_simple:
+            # Without other constraints, only GPUs that are kept for a job could take it.
+            gpus = [g for g in gpus if g.reserved_for is not None or g.gpu_uuid in reserved.gpus]
         if not self._fits(kind, gpus):
             for other in self._alike[kind.group.kind]:
                 other.is_open = False
@@ -693,14 +719,10 @@ class Simulation:
         running = [run.job for run in self._running.values()]
         first = overdue(jobs, running, self._now)
         for job in first.values():
-            # It leaves the class of jobs like it, and comes before them.
-            job_class = self._classes.get((id(self._groups.of(job)), False))
+            job_class = self._classes.get((id(self._groups.of(job)), None))
             if job_class and job.id not in self._places.ahead and job in job_class.jobs:
-                job_class.jobs.remove(job)
-                self._place(job_class)
-                self._waiting[job.owner] -= bool(job.requirement.gpus)
                 self._places.ahead = {*self._places.ahead, job.id}
-                self._add(job)
+                self._set_apart(job, job_class)
         return {job.id for job in first.values()}
 
     def _has_room(self) -> bool:
@@ -769,6 +791,8 @@ class Simulation:
             )
             for request in yields or ():
                 self._leave(request)
+            if yields:
+                self._set_apart(job, job_class)
 
 
 def _nothing() -> None:

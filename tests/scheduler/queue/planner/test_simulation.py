@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, time, timedelta
 from itertools import pairwise
 from typing import Any
@@ -56,6 +57,24 @@ def test_idle_work_leaves_at_once_and_the_job_starts_within_seconds() -> None:
     idle = runs(9, preemptible=True, idle_work=True)
 
     assert after(starts([waits(1)], [taken(idle)], idle)[1]) <= timedelta(seconds=15)
+
+
+def test_a_gpu_that_is_freed_for_a_job_goes_to_it_and_not_to_those_before_it() -> None:
+    leaves, stays = runs(8, preemptible=True, yields=True), runs(9, on=1)
+    gpus = [replace(taken(leaves), reserved_for=2), taken(stays, 1)]
+
+    estimates = starts([waits(1), waits(2)], gpus, leaves, stays)
+
+    assert after(estimates[2]) <= timedelta(seconds=5)
+    assert after(estimates[1]) > HOUR / 2
+
+
+def test_a_gpu_is_kept_for_a_minute_for_a_job_that_does_not_come() -> None:
+    later = Blocker(code=BlockerCode.BEGIN_TIME, until=NOW + 8 * HOUR)
+
+    kept = starts([waits(1), waits(2, waits=(later,))], [slot(0, reserved_for=2)])
+
+    assert after(kept[1]) <= 2 * MINUTE
 
 
 def test_a_job_preempts_as_soon_as_the_other_has_run_for_the_minimum_time() -> None:
