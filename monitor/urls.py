@@ -29,6 +29,7 @@ urlpatterns = [
     path("incidents/<int:pk>/acknowledge/", incident_views.acknowledge, name="incident-ack"),
     path("incidents/<int:pk>/snooze/", incident_views.snooze, name="incident-snooze"),
     path("incidents/<int:pk>/write/", incident_views.write, name="incident-write"),
+    path("incidents/<int:pk>/end/", incident_views.end, name="incident-end"),
     path("incidents/<int:pk>/exempt/", incident_views.exempt, name="incident-exempt"),
     path("incidents/<int:pk>/close/", incident_views.close, name="incident-close"),
     path("exemptions/<int:pk>/end/", incident_views.end_exemption, name="exemption-end"),

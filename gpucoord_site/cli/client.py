@@ -251,6 +251,22 @@ class Client:
         processes: list[Json] = self._json("GET", "/api/mine/")["processes"]
         return processes
 
+    def incidents(self) -> Json:
+        """The open `incidents`, the most severe first."""
+        return self._json("GET", "/api/incidents/")
+
+    def incident(self, number: int) -> Json:
+        return self._json("GET", f"/api/incidents/{number}/")
+
+    def without_incident(self, number: int) -> Json:
+        """`jobs` that would start earlier if it ended now; None = not known."""
+        return self._json("GET", f"/api/incidents/{number}/without/")
+
+    def end_of_incident(self, incident: Json, *, kill: bool) -> Json:
+        """Have exactly the process of this incident end; returns the incident."""
+        body = {name: incident[name] or 0 for name in ("pid", "start_ticks")} | {"kill": kill}
+        return self._json("POST", f"/api/incidents/{incident['id']}/end/", body=body)
+
     def close(self) -> None:
         self._http.close()
 

@@ -81,6 +81,10 @@ COMMANDS: Commands = {
     "gpus": ("list the GPUs", "gpucoord_site.cli.gpus:gpus"),
     "mine": ("list your own processes on GPUs", "gpucoord_site.cli.gpus:mine"),
     "end": ("end one of your own processes: gpucoord end PID", "gpucoord_site.cli.gpus:end"),
+    "incidents": (
+        "list incidents; show one, and what would start without it: gpucoord incidents ID",
+        "gpucoord_site.cli.incidents:main",
+    ),
     "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.why:main"),
     "quota": (
         "say what you may use; change limits: gpucoord quota set USER --share 30",

@@ -38,6 +38,7 @@ from reports.render.api import router as report_router
 from reports.schedule.api import router as stored_router
 from reports.tags.api import router as tag_router
 from scheduler.disk.api import router as disk_router
+from scheduler.dispatch.api import router as without_incident_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.jobs.notifications.api import router as notification_router
 from scheduler.language_models.model_services.api import router as model_router
@@ -245,6 +246,7 @@ def _api() -> DocumentedApi:
     api.add_router("/hosts/", host_router, tags=["Hosts"])
     api.add_router("/policies/", policy_router, tags=["Policies"])
     api.add_router("/incidents/", incident_router, tags=["Incidents"])
+    api.add_router("/incidents/", without_incident_router, tags=["Incidents"])
     api.add_router("/reports/", report_router, tags=["Reports"])
     api.add_router("/reports/", tag_router, tags=["Reports"])
     api.add_router("/reports/", capacity_router, tags=["Reports"])

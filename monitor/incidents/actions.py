@@ -11,10 +11,11 @@ from django.db.models import Q, QuerySet
 from monitor.facts.formats import in_utc
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.alerts.steps.owner_warnings import MailToOwner
+from monitor.incidents.enforcement.policy import AccusedProcess, Step, never
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows.open import open_rows
 from monitor.journal.rows import audit, events
-from monitor.models import AuditEntry, Exemption, Incident
+from monitor.models import AuditEntry, Exemption, Incident, Response
 from monitor.owners.identity.policy import Viewer
 
 # An incident detected within this time is muted when it is closed by hand: it must not reopen.
@@ -77,6 +78,60 @@ def write_to_owner(incident: Incident, to: MailToOwner, text: str, by: str, now:
     """Mail the text to the user of the incident. The text is part of the audit trail."""
     owner_warnings.write_by_hand(incident, to, text, by, now)
     _audit(incident, "INCIDENT_OWNER_MAILED", f"{by} wrote to {to.person}: {text}", by, now)
+
+
+def ending_problem(incident: Incident) -> str:
+    """Why operators cannot end the process of the incident here; "" = they can."""
+    if incident.closed_at is not None:
+        return "The incident is closed."
+    if incident.pid is None or incident.start_ticks is None:
+        return "The incident names no process."
+    accused = AccusedProcess(
+        host=incident.host,
+        user=incident.user,
+        uid=incident.use.uid if incident.use else None,
+        job_ref=incident.job_ref,
+    )
+    return never(accused) or ""
+
+
+@transaction.atomic
+def end_process(
+    incident: Incident, process: tuple[int, int], by: str, now: datetime, *, kill: bool = False
+) -> str:
+    """Have the host of the incident send SIGTERM or SIGKILL within seconds; why not, "" = it will.
+
+    process: pid and start ticks that the operator was shown; another process is not signalled.
+    """
+    if problem := ending_problem(incident):
+        return problem
+    if process != (incident.pid, incident.start_ticks):
+        return "The incident names another process now. Look at it again."
+    pid, start_ticks = process
+    step = Step.KILL if kill else Step.TERMINATE
+    named = {"pid": pid, "start_ticks": start_ticks, "program": incident.program}
+    Response.objects.update_or_create(
+        incident=incident,
+        step=step.value,
+        is_dry_run=False,
+        undone_at=None,
+        defaults={
+            "state": Response.State.PLANNED,
+            "text": "",
+            "at": now,
+            "before": {"process": named},
+            "by": by,
+        },
+    )
+    text = f"{by} requested {'SIGKILL' if kill else 'SIGTERM'} for {incident.program} {pid}"
+    _audit(incident, "INCIDENT_PROCESS_ENDED", text, by, now)
+    return ""
+
+
+def was_terminated(incident: Incident) -> bool:
+    """Whether SIGTERM was sent to the process of the incident."""
+    done = incident.responses.filter(step=Step.TERMINATE.value, state=Response.State.DONE)
+    return done.filter(before__process__pid=incident.pid, undone_at=None).exists()
 
 
 @transaction.atomic

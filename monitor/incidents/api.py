@@ -14,6 +14,7 @@ from pydantic import Field
 
 from monitor.api import InvalidInput, Moment, PlainLines, RequestBody
 from monitor.incidents import actions
+from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.pages import listing as incident_listing
 from monitor.incidents.pages.listing import IncidentFilters
 from monitor.models import Incident
@@ -46,6 +47,9 @@ class IncidentBody(Schema):
     user: str | None = Field(description="null = the owner is not known.")
     program: str | None
     pid: int | None
+    start_ticks: int | None = Field(
+        description="Start of the process in clock ticks since the boot; with the pid, it names it."
+    )
     job: str | None
     job_owner: str | None
     since: datetime
@@ -95,6 +99,18 @@ class ExemptionBody(RequestBody):
     until: Moment | None = Field(None, description="null: without end.")
     all_rules: bool = False
     reason: PlainLines = Field("", max_length=actions.LONGEST_TEXT)
+
+
+class MessageBody(RequestBody):
+    text: PlainLines = Field(min_length=1, max_length=actions.LONGEST_TEXT)
+
+
+class EndBody(RequestBody):
+    """The process as the incident names it. Another one is not signalled."""
+
+    pid: int = Field(ge=1, le=2**31)
+    start_ticks: int = Field(ge=0, le=2**62)
+    kill: bool = Field(False, description="SIGKILL instead of SIGTERM.")
 
 
 class ReasonBody(RequestBody):
@@ -183,6 +199,41 @@ def exempt(request: HttpRequest, pk: int, body: ExemptionBody) -> dict[str, Any]
         reason=body.reason,
         all_rules=body.all_rules,
     )
+    return _body(row, viewer)
+
+
+@router.post(
+    "{int:pk}/message/",
+    response=IncidentBody,
+    summary="Mail the user of an incident",
+    url_name="incident-message",
+)
+def message(request: HttpRequest, pk: int, body: MessageBody) -> dict[str, Any]:
+    """Operators only. The text is part of the audit trail."""
+    row, viewer = _operated(request, pk)
+    to = owner_warnings.mail_to_owner(row)
+    if to.problem:
+        raise HttpError(409, f"{to.problem}. Nothing was sent.")
+    actions.write_to_owner(row, to, body.text, viewer.username, timezone.now())
+    return _body(row, viewer)
+
+
+@router.post(
+    "{int:pk}/end/",
+    response=IncidentBody,
+    summary="End the process of an incident",
+    url_name="incident-end",
+)
+def end(request: HttpRequest, pk: int, body: EndBody) -> dict[str, Any]:
+    """Operators only. The host of the incident sends the signal within seconds; an event says so.
+
+    Jobs are cancelled instead. Processes of root and of system accounts are refused.
+    """
+    row, viewer = _operated(request, pk)
+    process = (body.pid, body.start_ticks)
+    now = timezone.now()
+    if problem := actions.end_process(row, process, viewer.username, now, kill=body.kill):
+        raise HttpError(409, f"{problem} No signal was sent.")
     return _body(row, viewer)
 
 

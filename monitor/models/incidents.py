@@ -295,7 +295,8 @@ class Message(models.Model):
 class Response(models.Model):
     """An enforcement step for an incident, taken or only logged (is_dry_run).
 
-    planned: taken at the next tick. `before`: the values that undoing restores.
+    planned: taken at the next tick. `before`: the values that undoing restores. by: the operator
+    who requested it; "" = a step of the policy.
     """
 
     class State(models.TextChoices):
@@ -312,6 +313,7 @@ class Response(models.Model):
     undone_at = models.DateTimeField(null=True, blank=True)
     text = models.TextField(blank=True)
     before = models.JSONField(default=dict, blank=True)
+    by = models.CharField(max_length=150, blank=True, default="", db_default="")
 
     class Meta:
         verbose_name = "enforcement step"

@@ -15,7 +15,17 @@ from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SU
 from monitor.incidents.pages import listing
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows import open as open_incidents
-from monitor.models import AuditEntry, Channel, Event, Exemption, Incident, Message, ProcessMinute
+from monitor.models import (
+    AuditEntry,
+    Channel,
+    Event,
+    Exemption,
+    Gpu,
+    Incident,
+    Message,
+    ProcessMinute,
+    Response,
+)
 from tests.builders import gpu_uuid, snapshot
 from tests.monitor.past import process_use
 
@@ -356,3 +366,37 @@ def test_operators_cancel_the_job_of_an_incident_after_a_question(
 
     assert 'href="/jobs/4/cancel/">Cancel job 4</a>' in get(as_user(root), path)
     assert "/jobs/4/cancel/" not in get(as_user(alice), path)
+
+
+def test_an_operator_ends_the_process_that_the_page_names(
+    alice: User, root: User, as_user: AsUser
+) -> None:
+    use = process_use(Gpu.objects.get(uuid=gpu_uuid(0)), timezone.now(), uid=1001)
+    row, shown = made(use=use), {"pid": "4200001", "start_ticks": "7"}
+    path = f"/incidents/{row.pk}/end/"
+    browser = as_user(root)
+    assert "End python 4200001 of alice?" in get(browser, f"/incidents/{row.pk}/")
+    assert as_user(alice).post(path, shown).status_code == 403
+    browser.post(path, shown | {"start_ticks": "8"})
+    assert not Response.objects.exists()
+    browser.post(path, shown)
+    response = Response.objects.get()
+    assert (response.step, response.state, response.by) == ("terminate", "planned", "root")
+
+
+def test_after_sigterm_the_page_offers_sigkill(root: User, as_user: AsUser) -> None:
+    use = process_use(Gpu.objects.get(uuid=gpu_uuid(0)), timezone.now(), uid=1001)
+    row = made(use=use)
+    before = {"process": {"pid": 4200001, "start_ticks": 7}}
+    Response.objects.create(
+        incident=row, step="terminate", is_dry_run=False, state="done", at=timezone.now(),
+        before=before, by="root",
+    )  # fmt: skip
+    assert "Send SIGKILL" in get(as_user(root), f"/incidents/{row.pk}/")
+
+
+def test_the_page_says_why_a_process_is_not_ended(root: User, as_user: AsUser) -> None:
+    row = made(user="")
+    page = get(as_user(root), f"/incidents/{row.pk}/")
+    assert "gpucoord does not end this process. Its owner is unknown." in page
+    assert "End process" not in page

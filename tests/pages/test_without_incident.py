@@ -20,6 +20,7 @@ from scheduler.queue.planner.forecast import forecast
 from tests import jobs_made
 from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 from tests.pages.test_incidents_page import made
+from tests.scheduler.jobs.test_job_api import Api
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
@@ -123,3 +124,20 @@ def test_the_same_pid_on_another_gpu_changes_nothing(bob: User) -> None:
     waiting(bob)
 
     assert starting_earlier(elsewhere) == []
+
+
+def test_rest_names_the_same_jobs_as_the_page(alice: User, bob: User) -> None:
+    incident, job = full_gpu(), waiting(bob)
+
+    status, answer = Api(alice).get(f"/incidents/{incident.pk}/without/")
+
+    assert status == 200
+    assert [(each["job"], each["start_now"]) for each in answer["jobs"]] == [(job.pk, None)]
+    assert Api(bob).get(f"/incidents/{incident.pk}/without/")[0] == 403
+
+
+def test_rest_says_of_a_closed_incident_that_it_is_not_known(alice: User) -> None:
+    incident = full_gpu()
+    Incident.objects.update(closed_at=timezone.now())
+
+    assert Api(alice).get(f"/incidents/{incident.pk}/without/")[1] == {"jobs": None}

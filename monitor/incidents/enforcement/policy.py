@@ -148,15 +148,22 @@ class StepRecord:
     reached_at: datetime | None = None
 
 
-def exclusion_reason(case: EnforcementCase, policy: EnforcementPolicy) -> str | None:
-    """Why enforcement never acts on this process; None if it is within the scope."""
-    accused = case.accused
+def never(accused: AccusedProcess) -> str | None:
+    """Why gpucoord ends or limits this process under no policy, and for no operator."""
     if accused.job_ref:
         return "It is a job of gpucoord: the scheduler handles it."
     if not accused.user or accused.uid is None:
         return "Its owner is unknown."
     if not is_person(accused.uid) or accused.user in SYSTEM_USERS:
         return "It belongs to a system account."
+    return None
+
+
+def exclusion_reason(case: EnforcementCase, policy: EnforcementPolicy) -> str | None:
+    """Why enforcement never acts on this process; None if it is within the scope."""
+    accused = case.accused
+    if problem := never(accused):
+        return problem
     if case.rule not in policy.rules:
         return "The rule is not in the scope."
     if case.rule in NEUTRAL_UNLESS_HOG and not case.is_hog:

@@ -67,6 +67,9 @@ def incident(request: HttpRequest, pk: int) -> HttpResponse:
         "scopes": actions.scopes(row),
         "snoozes": SNOOZES,
         "exempt_times": EXEMPTIONS,
+        "ending_problem": actions.ending_problem(row),
+        "end_question": f"End {row.program or 'process'} {row.pid} of {row.user or 'unknown'}?",
+        "was_terminated": actions.was_terminated(row),
         "mail": owner_warnings.mail_to_owner(row),
         "mail_text": message_text(row, thresholds.current(AlertPolicy), is_owner=True),
     }
@@ -106,6 +109,23 @@ def write(request: HttpRequest, pk: int) -> HttpResponse:
     else:
         actions.write_to_owner(row, to, text, viewer.username, timezone.now())
         messages.success(request, f"The message to {to.person} is on its way.")
+    return redirect("incident", pk)
+
+
+@require_POST
+def end(request: HttpRequest, pk: int) -> HttpResponse:
+    """End the process that the page has shown."""
+    row, viewer = _operated(request, pk)
+    shown = [request.POST.get(name, "") for name in ("pid", "start_ticks")]
+    process = tuple(int(value) if value.isdecimal() else 0 for value in shown)
+    kill = request.POST.get("signal") == "kill"
+    now = timezone.now()
+    problem = actions.end_process(row, (process[0], process[1]), viewer.username, now, kill=kill)
+    if problem:
+        messages.error(request, f"{problem} No signal was sent.")
+    else:
+        name = "SIGKILL" if kill else "SIGTERM"
+        messages.success(request, f"{row.host} sends {name} to {row.program} {row.pid} now.")
     return redirect("incident", pk)
 
 

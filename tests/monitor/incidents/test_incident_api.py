@@ -9,9 +9,11 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents import actions
-from monitor.models import Exemption, Incident
+from monitor.models import Exemption, Gpu, Incident, Message
 from monitor.owners.accounts.rows import tokens
 from tests.builders import NOW, gpu_uuid, snapshot
+from tests.monitor import past
+from tests.monitor.alerts_made import channel
 from tests.pages.test_incidents_page import made
 
 pytestmark = pytest.mark.django_db
@@ -119,3 +121,26 @@ def test_an_exemption_from_one_rule_leaves_the_other_facets_open(root: User) -> 
     actions.exempt(lead, "user", None, "root", timezone.now())
     (row,) = Incident.objects.filter(closed_at__isnull=True)
     assert (row.pk, row.lead_id) == (facet.pk, None)
+
+
+def test_operators_have_the_process_of_an_incident_ended(root: User, alice: User) -> None:
+    use = past.process_use(Gpu.objects.get(uuid=gpu_uuid(0)), NOW, uid=1001)
+    row, body = made(use=use), {"pid": 4200001, "start_ticks": 7, "kill": True}
+    assert call(alice, f"{row.pk}/end/", body).status_code == 403
+    other = call(root, f"{row.pk}/end/", body | {"start_ticks": 8})
+    assert (other.status_code, other.json()["detail"]) == (
+        409,
+        "The incident names another process now. Look at it again. No signal was sent.",
+    )
+    assert call(root, f"{row.pk}/end/", body).status_code == 200
+    assert row.responses.get().step == "kill"
+
+
+def test_operators_write_to_the_user_of_an_incident(root: User, alice: User) -> None:
+    row = made()
+    refused = call(root, f"{row.pk}/message/", {"text": "Please stop."})
+    assert refused.status_code == 409
+    assert "Nothing was sent." in refused.json()["detail"]
+    channel(is_mail=True, to_owners=True)
+    assert call(root, f"{row.pk}/message/", {"text": "Please stop."}).status_code == 200
+    assert Message.objects.get().text.startswith("Please stop.")

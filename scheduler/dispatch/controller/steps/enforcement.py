@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from django.db.models import Q, QuerySet
@@ -38,6 +38,9 @@ from monitor.thresholds import rows as thresholds
 from scheduler.runner.enforce.actions import Target
 
 GIB = 1024**3
+# A signal that an operator requested is not sent later, because much may have changed.
+OLDEST_REQUEST = timedelta(minutes=2)
+TOO_LATE = "This host got the request too late."
 PLANNED, DONE = Response.State.PLANNED, Response.State.DONE
 REFUSED, UNDONE = Response.State.REFUSED, Response.State.UNDONE
 
@@ -74,6 +77,8 @@ class Enforcement:
         policy = thresholds.current(EnforcementPolicy)
         readings = snapshot.processes if snapshot else ()
         processes: Processes = {(p.pid, p.start_ticks): p for p in readings}
+        requested = self._cases(requested_by_hand(self._host), processes, now)
+        self._isolation.each(requested, _name, lambda case: self._end(case, policy, now), now)
         lasting = self._cases(with_actions(self._host), processes, now)
         steps = self._isolation.each(
             lasting, _name, lambda case: self._go_on(case, policy, now), now
@@ -106,6 +111,14 @@ class Enforcement:
         )
         return [case for _, case in cases_by_incident]
 
+    def _end(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> None:
+        """Do what an operator requested, which needs no policy."""
+        for row in open_case.rows:
+            problem = enforcement_plan.never(open_case.case.accused)
+            if now - row.at > OLDEST_REQUEST:
+                problem = TOO_LATE
+            self._do(open_case, row, policy, now, problem)
+
     # Steps that are done already, or planned
 
     def _go_on(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
@@ -125,10 +138,18 @@ class Enforcement:
         return Step(planned[0].step)
 
     def _do(
-        self, open_case: OpenCase, row: Response, policy: EnforcementPolicy, now: datetime
+        self,
+        open_case: OpenCase,
+        row: Response,
+        policy: EnforcementPolicy,
+        now: datetime,
+        problem: str | None = None,
     ) -> None:
+        """problem: why the step may not be done."""
         step, target, actions = Step(row.step), open_case.target, self._actions
-        if step is Step.RENICE:
+        if problem:
+            pass
+        elif step is Step.RENICE:
             problem = actions.lower(target, NICE)
         elif step is Step.LIMIT:
             memory = int(policy.memory_gib * GIB) or None
@@ -300,7 +321,9 @@ class OpenCase:
         row = self.incident
         index = row.gpu.index if row.gpu else None
         program = self.case.accused.program
-        return enforcement_plan.process(program, self.target.pid, row.user, index)
+        words = enforcement_plan.process(program, self.target.pid, row.user, index)
+        by = next((response.by for response in self.rows if response.by), "")
+        return f"{words} at the request of {by}" if by else words
 
     @property
     def acts(self) -> list[Response]:
@@ -372,8 +395,20 @@ def with_actions(host: str) -> dict[Incident, list[Response]]:
     rows = Response.objects.filter(is_dry_run=False, undone_at=None, incident__host=host)
     lasts = Q(state=PLANNED) | Q(state=DONE, step__in=UNDOABLE)
     relevant = rows.filter(lasts | Q(incident__closed_at=None)).exclude(step__in=WARNINGS)
+    relevant = relevant.exclude(state=PLANNED, by__gt="")
     by_incident: dict[Incident, list[Response]] = {}
     for row in relevant.select_related("incident__gpu", "incident__use").order_by("id"):
+        by_incident.setdefault(row.incident, []).append(row)
+    return by_incident
+
+
+def requested_by_hand(host: str) -> dict[Incident, list[Response]]:
+    """By incident: the signals that operators have requested and that are not sent yet."""
+    if not _any_begun():
+        return {}
+    rows = Response.objects.filter(state=PLANNED, by__gt="", undone_at=None, incident__host=host)
+    by_incident: dict[Incident, list[Response]] = {}
+    for row in rows.select_related("incident__gpu", "incident__use").order_by("id"):
         by_incident.setdefault(row.incident, []).append(row)
     return by_incident
 

@@ -7,11 +7,14 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
+from monitor.incidents import actions
 from monitor.incidents.alerts.steps import writer as alert_writer
 from monitor.journal.rows import events
 from monitor.models import (
     AuditEntry,
     Channel,
+    Event,
+    Gpu,
     Incident,
     Message,
     PolicyValues,
@@ -20,10 +23,12 @@ from monitor.models import (
 )
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.runner.enforce.actions import Target
-from tests.builders import NOW, process, snapshot
+from tests.builders import NOW, gpu_uuid, process, snapshot
+from tests.monitor import past
 from tests.monitor.alerts_made import channel, incident, later
 
 pytestmark = pytest.mark.django_db
+REFUSED = Response.State.REFUSED
 MAIL = {"is_mail": True, "to_owners": True}
 ALL = {
     "enabled": True,
@@ -400,3 +405,73 @@ def test_neutral_use_outside_the_queue_is_never_enforced(alice: User, rule: str)
     assert everything.actions.did == []
     assert not Response.objects.exists()
     assert not Message.objects.exists()
+
+
+def requested(world: World, row: Incident, *, kill: bool = False, after_s: float = 0) -> Response:
+    """An operator has the process ended; the host looks `after_s` later."""
+    now = later(world.minute)
+    process = (4_200_001, 1000 + 4_200_001)
+    assert actions.end_process(row, process, "root", now, kill=kill) == ""
+    latest = snapshot(2, world.processes, at=now)
+    world.part.judge(latest, now + timedelta(seconds=after_s))
+    return Response.objects.get(by="root")
+
+
+def named(**changes: Any) -> Incident:
+    """The incident, and alice's process as it was last seen."""
+    row = hog(**changes)
+    ticks = 1000 + 4_200_001
+    row.use = past.process_use(Gpu.objects.get(uuid=gpu_uuid(0)), NOW, start_ticks=ticks, uid=1001)
+    row.save()
+    return row
+
+
+@pytest.mark.parametrize(("kill", "did"), [(False, "end"), (True, "kill")])
+def test_an_operator_ends_the_process_without_a_policy(world: World, kill: bool, did: str) -> None:
+    PolicyValues.objects.all().delete()
+    response = requested(world, named(), kill=kill)
+    assert world.actions.did == [did]
+    assert response.state == Response.State.DONE
+    event = Event.objects.get(kind="ENFORCEMENT_ACTED")
+    assert event.text.endswith("python (PID 4200001, alice) on GPU 0 at the request of root")
+    assert AuditEntry.objects.filter(action="INCIDENT_PROCESS_ENDED", by="root").exists()
+
+
+def test_a_signal_is_sent_once_and_never_late(world: World) -> None:
+    PolicyValues.objects.all().delete()
+    response = requested(world, named(), after_s=121)
+    world.run(2)
+    assert world.actions.did == []
+    assert (response.state, response.text) == (REFUSED, "This host got the request too late.")
+
+
+def test_the_page_says_why_the_host_could_not_end_the_process(world: World) -> None:
+    PolicyValues.objects.all().delete()
+    world.actions.problem = "It has ended."
+    response = requested(world, named())
+    assert (response.state, response.text) == (REFUSED, "It has ended.")
+    assert Event.objects.filter(kind="ENFORCEMENT_REFUSED").exists()
+
+
+def test_a_process_that_the_operator_was_not_shown_is_not_ended(world: World) -> None:
+    row = named()
+    problem = actions.end_process(row, (4_200_001, 1), "root", NOW)
+    assert problem == "The incident names another process now. Look at it again."
+    assert not Response.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"job_ref": "7"}, "It is a job of gpucoord: the scheduler handles it."),
+        ({"user": "root"}, "It belongs to a system account."),
+        ({"user": ""}, "Its owner is unknown."),
+        ({"closed_at": NOW}, "The incident is closed."),
+        ({"pid": None}, "The incident names no process."),
+    ],
+)
+def test_operators_end_no_jobs_and_no_system_processes(
+    world: World, changes: dict[str, Any], problem: str
+) -> None:
+    row = named(**changes)
+    assert actions.ending_problem(row) == problem
