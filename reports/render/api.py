@@ -117,7 +117,8 @@ class UserBody(Schema):
     share_pct: float | None = Field(description="Held part of the measured capacity.")
     waited_hours: float
     caused_wait_hours: float = Field(
-        description="How much less others would have waited if the user had held only the entitlement."
+        description="How much less others would have waited if the user had held only the"
+        " entitlement."
     )
     energy_kwh: float | None
     gpu_hours_booked_empty: float
