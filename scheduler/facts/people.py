@@ -70,6 +70,10 @@ class Window:
     first_day: date | None = None
     last_day: date | None = None
 
+    def __hash__(self) -> int:
+        # Times of windows are looked up thousands of times in a forecast.
+        return self.id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:

@@ -74,20 +74,19 @@ def closed_for(
     now: datetime,
 ) -> Mapping[str, Blocker]:
     """The GPUs where time windows block this job now, each with its blocker."""
+    own = [window for window in windows if job.owner in window.members]
+    others = [(window, span) for window in windows if (span := _of_others(job, window, now))]
     closed: dict[str, Blocker] = {}
-    for gpu in gpus:
-        gpu_windows = about(gpu.gpu_uuid, windows)
-        blocker = gpu_windows and (
-            _own(job, gpu_windows, now) or _others(job, gpu_windows, gpu, running, now)
-        )
+    for gpu in gpus if own or others else ():
+        blocker = own and _own(job, about(gpu.gpu_uuid, own), now)
+        blocker = blocker or _others(job, others, gpu, running, now)
         if blocker:
             closed[gpu.gpu_uuid] = blocker
     return closed
 
 
-def _own(job: WindowRequest, windows: Sequence[Window], now: datetime) -> Blocker | None:
+def _own(job: WindowRequest, own: Sequence[Window], now: datetime) -> Blocker | None:
     """Blocked by the owner's own windows: outside them, or if it would run past their end."""
-    own = [w for w in windows if job.owner in w.members]
     if (end := ends(own, now, job.ends)) is not None:
         return None if job.ends <= end[0] else _too_long(job, *end)
     if all(w.kept for w in own):
@@ -123,23 +122,29 @@ def _outside(
     )
 
 
+def _of_others(job: WindowRequest, window: Window, now: datetime) -> Span | None:
+    """When the window keeps GPUs for other users before this job has ended."""
+    if not window.kept or job.owner in window.members:
+        return None
+    active = current(window, now)
+    span = active or coming(window, now)
+    return None if span is None or (active is None and span.start >= job.ends) else span
+
+
 def _others(
     job: WindowRequest,
-    windows: Sequence[Window],
+    others: Iterable[tuple[Window, Span]],
     gpu: Slot,
     running: Sequence[RunningJob],
     now: datetime,
 ) -> Blocker | None:
-    """Blocked by windows of others that are active before this job has ended."""
-    for window in windows:
-        if not window.kept or job.owner in window.members:
-            continue
-        active = current(window, now)
-        span = active or coming(window, now)
-        if span is None or (active is None and span.start >= job.ends):
+    """The first window of others that leaves no room for the job on this GPU."""
+    for window, span in others:
+        if window.gpu_uuids and gpu.gpu_uuid not in window.gpu_uuids:
             continue
         if window.share_pct >= 100 or not _leaves(job.requirement, window, gpu, running):
-            return _kept(window, span, gpu, now)
+            starts = None if span.start <= now else span.start
+            return _kept(window, span.end, starts, gpu.index, gpu.total_bytes)
     return None
 
 
@@ -158,22 +163,27 @@ def _leaves(
     return free - requested >= total * window.share_pct / 100 - members_need
 
 
-def _kept(window: Window, span: Span, gpu: Slot, now: datetime) -> Blocker:
+# A forecast asks for the same again and again.
+@lru_cache(maxsize=1024)
+def _kept(
+    window: Window, until: datetime, starts: datetime | None, gpu: int, total_bytes: int | None
+) -> Blocker:
+    """starts: None = it has begun."""
     part = ""
-    if window.share_pct < 100 and gpu.total_bytes is not None:
-        reserved = size(round(gpu.total_bytes * window.share_pct / 100))
+    if window.share_pct < 100 and total_bytes is not None:
+        reserved = size(round(total_bytes * window.share_pct / 100))
         part = f"{reserved} ({window.share_pct:g} %) of "
     return Blocker(
         code=BlockerCode.RESERVED_FOR,
         tier=Tier.NOT_YET,
-        gpu=gpu.index,
+        gpu=gpu,
         requested=describe(window),
         holder=window.holder,
-        until=span.end,
+        until=until,
         details=details(
             case="window",
             part=part,
-            starts=None if span.start <= now else span.start.isoformat(),
+            starts=None if starts is None else starts.isoformat(),
             zone=window.zone,
         ),
     )
