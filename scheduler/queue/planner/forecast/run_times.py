@@ -16,10 +16,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from math import exp, log
+from math import exp, log, sqrt
 from statistics import median
 
-from scheduler.facts.jobs import Ends, RunTime
+from scheduler.facts.jobs import Ends, QueuedJob, RunTime
+from scheduler.facts.model_services import OWNER
+from scheduler.facts.plans import RunningJob
 
 # How many jobs the less specific knowledge counts as.
 PRIOR_JOBS = 4.0
@@ -28,6 +30,10 @@ FEW = 3
 # From the median to the 90th percentile of a normal distribution.
 Z90 = 1.2816
 SHORTEST_S = 1.0
+# In a simulation.
+SHORTEST = timedelta(seconds=2)
+# The part that the n-th job of a GPU adds to the spread of their sum.
+PARTS = tuple(sqrt(n + 1) - sqrt(n) for n in range(64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,46 @@ def remaining(started_for: timedelta, run_time: RunTime, *, late: bool) -> timed
     if started_for < longest:
         return max((longest - started_for) / 3, typical - started_for)
     return started_for / 10
+
+
+def end_of(job: RunningJob, now: datetime, *, late: bool) -> datetime | None:
+    """When a running job ends in a simulation; None = unknown, or it is a model, which stays."""
+    if job.owner == OWNER:
+        return None
+    if job.yields:
+        return now + SHORTEST
+    ends = job.ends
+    if ends is None or ends.p50 <= now:
+        usual = job.expected
+        if usual is None and (typical := job.typical or job.lasts) is not None:
+            usual = RunTime(typical, max(typical, job.lasts or typical))
+        ends = expected_end(job.started_at, usual, now)
+    if ends is None:
+        return None
+    return max(now + SHORTEST, ends.p90 if late else ends.p50)
+
+
+def lasts(job: QueuedJob, before: int, *, late: bool) -> timedelta | None:
+    """How long a job takes in a simulation that starts on a GPU after `before` others.
+
+    Long run times seldom come together: the spread of a sum of n grows with the root of n. So the
+    n-th job on a GPU adds only its part of that, unless its run time is a guess.
+    """
+    if job.owner == OWNER:
+        return None
+    expected = job.expected
+    if expected is not None:
+        typical, longest = expected.p50, expected.p90
+    else:
+        length = job.typical or job.lasts
+        if length is None:
+            return None
+        typical, longest = length, job.lasts or length
+    if not late or longest <= typical:
+        return typical
+    if expected is not None and expected.is_guess:
+        return longest
+    return typical + (longest - typical) * PARTS[min(before, len(PARTS) - 1)]
 
 
 def _times(said: timedelta, ratio: Spread) -> Spread:

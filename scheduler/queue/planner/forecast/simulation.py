@@ -3,37 +3,33 @@
 An event is the expected end of a job, the end of a blocker (a begin time, a backoff, a pause, the
 reset of a budget), or the start or end of a time window. At each event, jobs are placed by the
 parts of the planner: gates, service order, placement, the backfill reservation and preemption.
-Waiting jobs with identical requests are one class, and classes with the same need of GPUs are one
-kind. A kind that found no GPU is not tried again until a GPU that could take it changes.
+See classes.py for the waiting jobs.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from math import sqrt
 from typing import Any
 
 from scheduler.facts.blockers import Blocker, BlockerCode
-from scheduler.facts.jobs import CLASSES, QueuedJob, RunTime
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.plans import LoadedModels, PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, preemption
 from scheduler.queue.planner.capacity import RAMP
-from scheduler.queue.planner.forecast.classes import HORIZON, Entry, JobClass, Kind, Queue
-from scheduler.queue.planner.forecast.run_times import expected_end
+from scheduler.queue.planner.forecast.classes import HORIZON, JobClass, Kind, Queue, WaitingJobs
+from scheduler.queue.planner.forecast.run_times import SHORTEST, end_of, lasts
 from scheduler.queue.planner.gates import PassState, PlannerThresholds
 from scheduler.queue.planner.matching import reject_code
-from scheduler.queue.planner.order import ABOVE, Place, Places, Shares, came, overdue
+from scheduler.queue.planner.order import ABOVE, Place, Places, Shares, overdue
 from scheduler.queue.planner.plan import MOST_CONSIDERED, GpuPool, Pass, RequestGroup
 from scheduler.queue.planner.preemption import COOL_DOWN, KEEP_FREED
 
-SHORTEST = timedelta(seconds=2)
 # Events within this time are one.
 TOGETHER = timedelta(seconds=1)
 # From a yield request to the time when the GPU is free, where no deadline is known.
@@ -43,8 +39,6 @@ DAY = timedelta(days=1)
 REPEATS = timedelta(days=8)
 # A pass with time windows costs much more, so fewer are made.
 MOST_PASSES = 120
-# The part that the n-th job of a GPU adds to the spread of their sum.
-PARTS = tuple(sqrt(n + 1) - sqrt(n) for n in range(64))
 
 
 # Its time, a number, whether it is periodic, and what happens.
@@ -69,9 +63,6 @@ class Simulation:
     """With typical run times, or with long ones if `late`.
 
     made: the pass of the planner at `now`. queue: the jobs that it did not place, by class.
-
-    Long run times seldom come together: the spread of a sum of n grows with the root of n. So the
-    n-th job on a GPU adds only its part of that, unless its run time is a guess.
 
     starts, places, ends: of each job that gets a place; ends also of running jobs. A missing job
     has no known time.
@@ -103,18 +94,11 @@ class Simulation:
         )
         self._pool = GpuPool(self._state)
         self._pool.beneficiaries = set(made.beneficiaries)
-        self._places = Places(self._shares, rules.order, now, made.ahead)
+        places = Places(self._shares, rules.order, now, made.ahead)
         self._groups = made.groups
-        self._kinds: dict[Any, Kind] = {}
-        # Kinds with the same request.
-        self._alike: dict[int, list[Kind]] = defaultdict(list)
+        self._jobs = WaitingJobs(self._groups, self._state, self._pool, self._shares, places)
         # GPUs that have changed since the last pass.
         self._freed: set[str] = set()
-        # By group; a job that is overdue, or for which a GPU was freed, has a class of its own.
-        self._classes: dict[tuple[int, int | None], JobClass] = {}
-        self._of_owner: dict[str, list[JobClass]] = defaultdict(list)
-        # Classes that the gates refuse, until something ends.
-        self._parked: dict[str, list[JobClass]] = defaultdict(list)
         self._running: dict[int, _Run] = {}
         self._note_constraints()
         # GPUs whose load a job that ended has lowered, "" for all.
@@ -128,7 +112,6 @@ class Simulation:
         self._boundaries = queue.boundaries
         self._numbers = count()
         self._followers: dict[int, list[tuple[QueuedJob, set[int], datetime]]] = defaultdict(list)
-        self._waiting: dict[str, int] = defaultdict(int)
         # Jobs of models that were evicted.
         self._evicted: set[int] = set()
         # Running jobs that could be preempted.
@@ -184,7 +167,7 @@ class Simulation:
         for queued in queue.held:
             self._wait(queued)
         for jobs in queue.classes:
-            self._add_all(jobs)
+            self._jobs.add_all(jobs)
         for request in (*made.preemptions, *made.evictions):
             self._leave(request)
         for gpu in self._pool.gpus:
@@ -197,8 +180,8 @@ class Simulation:
             self._follow_models(self._slots.models)
         self._lift_later()
         self._follow_windows()
-        for kind in self._kinds.values():
-            kind.is_open = self._fits(kind, self._pool.gpus)
+        for kind in self._jobs.kinds.values():
+            kind.is_open = self._jobs.fits(kind, self._pool.gpus)
 
     def _at(
         self, at: datetime, act: Callable[..., None], *given: Any, is_periodic: bool = False
@@ -214,27 +197,11 @@ class Simulation:
         """A job that runs already."""
         left = None if job.ends_at is None else max(timedelta(), job.ends_at - self._now)
         self._running[job.id] = _Run(job, None, left, self._now)
-        end = self._end_of(job)
+        end = end_of(job, self._now, late=self._late)
         if end is not None:
             self.ends[job.id] = end
             self._at(end, self._end, job.id)
         self._may_preempt(job)
-
-    def _end_of(self, job: RunningJob) -> datetime | None:
-        """When a running job ends; None = unknown, or it is a model, which stays."""
-        if job.owner == OWNER:
-            return None
-        if job.yields:
-            return self._now + SHORTEST
-        ends = job.ends
-        if ends is None or ends.p50 <= self._now:
-            usual = job.expected
-            if usual is None and (typical := job.typical or job.lasts) is not None:
-                usual = RunTime(typical, max(typical, job.lasts or typical))
-            ends = expected_end(job.started_at, usual, self._now)
-        if ends is None:
-            return None
-        return max(self._now + SHORTEST, ends.p90 if self._late else ends.p50)
 
     def _wait(self, job: QueuedJob) -> None:
         """A job that waits for a time or for other jobs; without a known end it never starts."""
@@ -248,7 +215,7 @@ class Simulation:
                 opens = max(opens, blocker.until)
         job = replace(job, waits=())
         if not needed:
-            self._at(opens, self._add, job)
+            self._at(opens, self._jobs.add, job)
         for id_ in needed:
             self._followers[id_].append((job, needed, opens))
 
@@ -265,7 +232,7 @@ class Simulation:
     def _change(self, gpu_uuid: str, fields: dict[str, Any]) -> None:
         self._pool.change({gpu_uuid}, **fields)
         self._open(self._on({gpu_uuid}))
-        for kind in self._kinds.values():
+        for kind in self._jobs.kinds.values():
             kind.is_hopeless = False
 
     def _reset_budget(self, owner: str) -> None:
@@ -276,7 +243,7 @@ class Simulation:
         self._state.people[owner] = replace(account, budget=budget)
         self._state.limits.pop(owner, None)
         self._at(budget.resets_at, self._reset_budget, owner, is_periodic=True)
-        self._unpark(owner)
+        self._jobs.unpark(owner)
 
     def _lift_later(self) -> None:
         """Load by other users whose end is known."""
@@ -317,128 +284,19 @@ class Simulation:
         self._state.slots = replace(self._state.slots, running=running)
         for request in gates.evictions(self._state):
             self._leave(request)
-        for kind in self._kinds.values():
+        for kind in self._jobs.kinds.values():
             kind.is_shut = False
         self._open_all()
 
-    # Waiting jobs.
-
-    def _add(self, job: QueuedJob) -> None:
-        job_class = self._class_of(job)
-        insort(job_class.jobs, job, key=came)
-        self._waiting[job.owner] += bool(job.requirement.gpus)
-        if job_class.jobs[0] is job:
-            self._place(job_class)
-
-    def _add_all(self, jobs: Sequence[QueuedJob]) -> None:
-        """Jobs of one class, in order, at the beginning."""
-        first = jobs[0]
-        job_class = self._class_of(first)
-        job_class.jobs = list(jobs)
-        self._waiting[first.owner] += len(jobs) * bool(first.requirement.gpus)
-        self._place(job_class)
-
-    def _class_of(self, job: QueuedJob) -> JobClass:
-        group = self._groups.of(job)
-        is_kept_for = job.id in self._pool.beneficiaries
-        key = (id(group), job.id if is_kept_for or job.id in self._places.ahead else None)
-        job_class = self._classes.get(key)
-        if job_class is None:
-            kind = self._kind_of(group, job.id if is_kept_for else None)
-            job_class = self._classes[key] = JobClass(group, kind, len(self._classes))
-            self._of_owner[job.owner].append(job_class)
-        return job_class
-
-    def _set_apart(self, job: QueuedJob, job_class: JobClass) -> None:
-        """It leaves the class of jobs like it, as its place or its GPUs are not theirs."""
-        job_class.jobs.remove(job)
-        self._place(job_class)
-        self._waiting[job.owner] -= bool(job.requirement.gpus)
-        self._add(job)
-
-    def _kind_of(self, group: RequestGroup, kept_for: int | None) -> Kind:
-        """kept_for: the job that has GPUs which others can't take."""
-        request, slots = group.request, self._slots
-        owner = request.owner if self._state.reduced or slots.windows else None
-        urgency = CLASSES[request.priority]
-        key = (group.kind, urgency, request.lasts, owner, request.preemptible, kept_for)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = Kind(group)
-            self._alike[group.kind].append(kind)
-            kind.is_open = self._fits(kind, self._pool.gpus)
-        return kind
-
-    def _place(self, job_class: JobClass) -> None:
-        """Put the class in the order of its kind, by its first job."""
-        job_class.version += 1
-        if job_class.jobs and not job_class.is_parked:
-            heapq.heappush(job_class.kind.heap, self._entry(job_class))
-
-    def _entry(self, job_class: JobClass) -> Entry:
-        job = job_class.jobs[0]
-        mark = self._shares.served.get(job.owner, 0)
-        return (self._places.of(job), job_class.number, job_class.version, mark, job_class)
-
-    def _first(self, kind: Kind) -> Entry | None:
-        """The first class of a kind that is not parked."""
-        heap, served = kind.heap, self._shares.served
-        while heap:
-            _, _, version, mark, job_class = entry = heap[0]
-            if version != job_class.version:
-                heapq.heappop(heap)
-            elif mark != served.get(job_class.group.request.owner, 0):
-                # The owner was served since, which only makes places later.
-                heapq.heapreplace(heap, self._entry(job_class))
-            else:
-                return entry
-        return None
-
-    def _park(self, job_class: JobClass) -> None:
-        job_class.is_parked = True
-        job_class.version += 1
-        self._parked[job_class.group.request.owner].append(job_class)
-
-    def _unpark(self, owner: str | None = None) -> None:
-        """Try again what the gates refused."""
-        for name in list(self._parked) if owner is None else [owner]:
-            for job_class in self._parked.pop(name, ()):
-                job_class.is_parked = False
-                self._place(job_class)
-
     # GPUs that open.
-
-    def _fits(self, kind: Kind, gpus: Sequence[Slot]) -> bool:
-        """Whether one of these GPUs may take a job of the kind, or all GPUs together."""
-        wanted, policy = kind.group.request.requirement, self._policy
-        if wanted.gpus == 0:
-            return True
-        missing = wanted.gpus
-        for gpu in gpus if missing == 1 else self._pool.gpus:
-            if gpu.exclusive or gpu.undeclared:
-                continue
-            if reject_code(wanted, gpu, policy, gpu.reserved_for) is None:
-                missing -= 1
-                if missing == 0:
-                    return True
-        return False
 
     def _open(self, gpus: Sequence[Slot]) -> None:
         """Try again what may fit on these GPUs, with the next pass."""
         self._freed.update(gpu.gpu_uuid for gpu in gpus)
 
-    def _open_freed(self) -> None:
-        freed = self._on(self._freed)
-        self._freed.clear()
-        for alike in self._alike.values():
-            closed = [kind for kind in alike if not (kind.is_open or kind.is_shut) and kind.heap]
-            if closed and self._fits(closed[0], freed):
-                for kind in closed:
-                    kind.is_open = True
-
     def _open_all(self) -> None:
         self._open(self._pool.gpus)
-        self._unpark()
+        self._jobs.unpark()
 
     # A job starts, leaves, ends.
 
@@ -461,7 +319,9 @@ class Simulation:
             idle_work=job.idle_work,
         )
         self._running[job.id] = _Run(running, job, job.lasts, now)
-        length = self._length(job, self._before[uuids[0]] if uuids else self._cpu_before())
+        length = lasts(
+            job, self._before[uuids[0]] if uuids else self._cpu_before(), late=self._late
+        )
         if job.id not in self.starts:
             self.starts[job.id], self.places[job.id] = now, uuids
             self._missing.discard(job.id)
@@ -488,24 +348,6 @@ class Simulation:
         for gpu in self._on(uuids):
             if gpu.ramping is not None:
                 self._at(self._now + RAMP, self._change, gpu.gpu_uuid, {"ramping": None})
-
-    def _length(self, job: QueuedJob, before: int) -> timedelta | None:
-        """How long a job takes that starts on a GPU after `before` others."""
-        if job.owner == OWNER:
-            return None
-        expected = job.expected
-        if expected is not None:
-            typical, longest = expected.p50, expected.p90
-        else:
-            length = job.typical or job.lasts
-            if length is None:
-                return None
-            typical, longest = length, job.lasts or length
-        if not self._late or longest <= typical:
-            return typical
-        if expected is not None and expected.is_guess:
-            return longest
-        return typical + (longest - typical) * PARTS[min(before, len(PARTS) - 1)]
 
     def _may_preempt(self, job: RunningJob) -> None:
         """Remember that others may preempt the job, and from when on."""
@@ -536,13 +378,13 @@ class Simulation:
         if not lacking:
             return
         gpus = [gpu for gpu in self._pool.gpus if gpu.gpu_uuid not in self._slots.reserved]
-        waiting = sum(self._waiting.values())
+        waiting = sum(self._jobs.gpu_jobs.values())
         jobs, could_fit = list(lacking), self._could_fit
         leaving = models.decide(waiting, jobs, gpus, could_fit, self._now, self._evicted)
         if leaving is None:
             return
         self._keep(leaving.gpu_uuids, leaving.job.id, self._now + LEAVES_AFTER)
-        self._set_apart(leaving.job, lacking[leaving.job])
+        self._jobs.set_apart(leaving.job, lacking[leaving.job])
         self._unload(leaving.model_jobs)
 
     def _keep(self, gpu_uuids: Iterable[str], job_id: int, freed_at: datetime) -> None:
@@ -584,7 +426,7 @@ class Simulation:
         self._shares.release(job.owner, job.requirement)
         self._relax(job.gpu_uuids)
         of_all = self._state.host.is_used or not job.requirement.gpus
-        self._unpark(None if of_all else job.owner)
+        self._jobs.unpark(None if of_all else job.owner)
         self._served.add(job.owner)
         if self._state.starts is None:
             self._open(freed)
@@ -598,11 +440,11 @@ class Simulation:
         for follower, needed, opens in self._followers.pop(job_id, ()):
             needed.discard(job_id)
             if not needed:
-                self._at(max(opens, self._now), self._add, follower)
+                self._at(max(opens, self._now), self._jobs.add, follower)
 
     def _end_batch(self, batch: int) -> None:
         """A batch in exclusive mode leaves its GPUs with its last job."""
-        waiting = [each.group.request.requirement for each in self._classes.values() if each.jobs]
+        waiting = [each.group.request.requirement for each in self._jobs if each.jobs]
         running = [run.job.requirement for run in self._running.values()]
         if all(wanted.batch != batch for wanted in (*waiting, *running)):
             for gpu in self._pool.gpus:
@@ -630,7 +472,7 @@ class Simulation:
             expected=job.expected,
             preemptible=True,
         )
-        self._add(replace(queued, may_preempt_at=self._now + COOL_DOWN))
+        self._jobs.add(replace(queued, may_preempt_at=self._now + COOL_DOWN))
 
     # A pass of the planner.
 
@@ -641,16 +483,17 @@ class Simulation:
             running = tuple(run.job for run in self._running.values())
             self._state.slots = replace(self._state.slots, running=running)
         for owner in self._served:
-            for job_class in self._of_owner[owner]:
-                self._place(job_class)
+            for job_class in self._jobs.of_owner[owner]:
+                self._jobs.place(job_class)
         self._served.clear()
         if self._freed:
-            self._open_freed()
+            self._jobs.open_for(self._on(self._freed))
+            self._freed.clear()
         may_reserve = True
-        for place, job_class in self._tried():
+        for place, job_class in self._jobs.tried():
             job, group = job_class.jobs[0], job_class.group
             if gates.refusals(group.request, self._state):
-                self._park(job_class)
+                self._jobs.park(job_class)
                 continue
             if self._pool.reservation is None and may_reserve:
                 may_reserve = self._reserve_before(place)
@@ -665,25 +508,6 @@ class Simulation:
         if self._slots.models is not None:
             self._evict_models(self._slots.models)
 
-    def _tried(self) -> Iterator[tuple[Place, JobClass]]:
-        """The first class of all kinds that a GPU may take, again and again."""
-        heads = [
-            (entry, number, kind)
-            for number, kind in enumerate(self._kinds.values())
-            if kind.is_open and (entry := self._first(kind)) is not None
-        ]
-        heapq.heapify(heads)
-        while heads:
-            entry, number, kind = heads[0]
-            following = self._first(kind) if kind.is_open else None
-            if following is entry:
-                yield entry[0], entry[-1]
-                following = self._first(kind) if kind.is_open else None
-            if following is None:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (following, number, kind))
-
     def _close(self, kind: Kind) -> None:
         """No GPU can take such a job now. Kinds with the same request fit nowhere either."""
         kind.is_open = False
@@ -696,33 +520,33 @@ class Simulation:
         if reserved and self._is_simple:
             # Without other constraints, only GPUs that are kept for a job could take it.
             gpus = [g for g in gpus if g.reserved_for is not None or g.gpu_uuid in reserved.gpus]
-        if not self._fits(kind, gpus):
-            for other in self._alike[kind.group.kind]:
+        if not self._jobs.fits(kind, gpus):
+            for other in self._jobs.alike[kind.group.kind]:
                 other.is_open = False
 
     def _take(self, job: QueuedJob, job_class: JobClass, chosen: Sequence[Slot]) -> None:
         job_class.jobs.pop(0)
-        self._waiting[job.owner] -= bool(job.requirement.gpus)
-        if not self._waiting[job.owner]:
+        self._jobs.gpu_jobs[job.owner] -= bool(job.requirement.gpus)
+        if not self._jobs.gpu_jobs[job.owner]:
             self._state.wanted.pop(job.owner, None)
         self._start(job, job_class.group, chosen)
-        if job.id in self._places.ahead:
-            self._places.ahead = self._overdue()
-        self._place(job_class)
+        if job.id in self._jobs.places.ahead:
+            self._jobs.places.ahead = self._overdue()
+        self._jobs.place(job_class)
         if job.requirement.gpus and not self._has_room():
-            for kind in self._kinds.values():
+            for kind in self._jobs.kinds.values():
                 if kind.group.request.requirement.gpus:
                     kind.is_open = False
 
     def _overdue(self) -> set[int]:
-        jobs = [job for each in self._classes.values() for job in each.jobs]
+        jobs = [job for each in self._jobs for job in each.jobs]
         running = [run.job for run in self._running.values()]
         first = overdue(jobs, running, self._now)
         for job in first.values():
-            job_class = self._classes.get((id(self._groups.of(job)), None))
-            if job_class and job.id not in self._places.ahead and job in job_class.jobs:
-                self._places.ahead = {*self._places.ahead, job.id}
-                self._set_apart(job, job_class)
+            job_class = self._jobs.classes.get((id(self._groups.of(job)), None))
+            if job_class and job.id not in self._jobs.places.ahead and job in job_class.jobs:
+                self._jobs.places.ahead = {*self._jobs.places.ahead, job.id}
+                self._jobs.set_apart(job, job_class)
         return {job.id for job in first.values()}
 
     def _has_room(self) -> bool:
@@ -742,15 +566,15 @@ class Simulation:
         """The first jobs of the kinds without GPUs, in order."""
         firsts = [
             entry
-            for kind in self._kinds.values()
+            for kind in self._jobs.kinds.values()
             if not kind.is_open and (before is None or not kind.is_hopeless)
-            if (entry := self._first(kind)) is not None
+            if (entry := self._jobs.first(kind)) is not None
             if before is None or entry[0] < before
         ]
         lacking = []
         for *_, job_class in heapq.nsmallest(MOST_CONSIDERED, firsts):
             if gates.refusals(job_class.group.request, self._state):
-                self._park(job_class)
+                self._jobs.park(job_class)
             else:
                 lacking.append((job_class.jobs[0], job_class))
         return lacking
@@ -792,7 +616,7 @@ class Simulation:
             for request in yields or ():
                 self._leave(request)
             if yields:
-                self._set_apart(job, job_class)
+                self._jobs.set_apart(job, job_class)
 
 
 def _nothing() -> None:
