@@ -41,6 +41,7 @@ class ClaimFact:
     `phase`: of a model: "booting", "ready", "busy", "sleeping"; of a worker of a batch: "booting",
     "busy"; of another job "busy" once it has reported progress; "" = unknown.
     `task`: the job's name. `script`: the registered script that it runs; "" = another command.
+    `counts_tasks`: it is a model or a worker of a batch.
     """
 
     job_ref: str
@@ -59,6 +60,7 @@ class ClaimFact:
     phase: str = ""
     task: str = ""
     script: str = ""
+    counts_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class GpuTask:
 
     name: of a model, that of its service. phase, port, expected_ready: of a model. paired: UUIDs of
     the other GPUs that it has. paired_with: their numbers. agent: the owner's agent that submitted
-    it, "" = none.
+    it, "" = none. tasks_completed: requests that the model has answered, or items that the worker
+    has completed; None: it is neither.
     """
 
     job_ref: str
@@ -75,6 +78,7 @@ class GpuTask:
     owner: str
     progress: float | None = None
     ends_at: datetime | None = None
+    tasks_completed: int | None = None
     kind: ClaimKind = ClaimKind.SCRIPT
     phase: str = ""
     script: str = ""
@@ -99,9 +103,18 @@ class GpuTask:
         return self.kind is ClaimKind.LLM
 
     @property
+    def completed(self) -> str:
+        """`23 requests` of a model, `7 items` of a worker; "" = neither, or unknown."""
+        if self.tasks_completed is None:
+            return ""
+        word = "request" if self.is_model else "item"
+        return f"{self.tasks_completed} {word}{'' if self.tasks_completed == 1 else 's'}"
+
+    @property
     def has_progress(self) -> bool:
-        """Whether a job's progress, expected end or other GPUs are known."""
-        return self.percent is not None or self.ends_at is not None or bool(self.paired_with)
+        """Whether a job's progress, expected end, items or other GPUs are known."""
+        known = (self.percent, self.ends_at, self.tasks_completed)
+        return any(value is not None for value in known) or bool(self.paired_with)
 
     @property
     def percent(self) -> int | None:

@@ -125,7 +125,8 @@ class Claim(models.Model):
     task: the job's name. progress: 0 to 1, as the job reports it. ends_at: when it is expected to
     end (median). seen_at: when a process of the job was first seen on the GPU. freed_at: when the
     memory of its processes was free after the job had ended. holder: of a lock file, in words; of a
-    job, the owner's agent that submitted it. port, expected_ready_at: of a model.
+    job, the owner's agent that submitted it. port, expected_ready_at: of a model. tasks_completed:
+    by this model or worker; null = it is neither.
     """
 
     host = models.CharField(max_length=100)
@@ -148,6 +149,7 @@ class Claim(models.Model):
     expected_ready_at = models.DateTimeField(null=True, blank=True)
     progress = models.FloatField(null=True, blank=True)
     ends_at = models.DateTimeField(null=True, blank=True)
+    tasks_completed = models.PositiveBigIntegerField(null=True, blank=True)
     leader_pid = models.PositiveIntegerField(null=True, blank=True)
     leader_start_ticks = models.BigIntegerField(null=True, blank=True)
     from_at = models.DateTimeField()

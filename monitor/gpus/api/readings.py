@@ -55,6 +55,10 @@ class TaskBody(Schema):
     owner: str
     progress: float | None = Field(description="0 to 1; null: the job reports none.")
     ends_at: datetime | None = Field(description="Expected end (median); null: unknown.")
+    tasks_completed: int | None = Field(
+        description="Requests that the model has answered, or items that the worker of a batch has"
+        " completed; null: it is neither."
+    )
     kind: Literal["script", "llm"] = Field(description="llm: a model that stays loaded.")
 
 

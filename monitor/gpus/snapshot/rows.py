@@ -225,6 +225,7 @@ def _gpu_task(row: Claim, gpu_uuids: Sequence[str]) -> GpuTask:
         owner=row.owner,
         progress=row.progress,
         ends_at=row.ends_at,
+        tasks_completed=row.tasks_completed,
         kind=ClaimKind(row.kind),
         phase=row.phase,
         script=row.script,
@@ -293,6 +294,7 @@ def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
         phase=fact.phase,
         task=fact.task[:120],
         script=fact.script,
+        tasks_completed=0 if fact.counts_tasks else None,
         from_at=now,
     )
 
@@ -376,6 +378,12 @@ def lock_gpus(gpu_uuids: Collection[str]) -> None:
 def count_task(gpu_uuids: Collection[str], number: int = 1) -> None:
     """Count a job that succeeded on these GPUs, or requests that a model there answered."""
     Gpu.objects.filter(pk__in=gpu_uuids).update(tasks_completed=F("tasks_completed") + number)
+
+
+def count_of_claim(job_ref: int, number: int) -> None:
+    """Count requests that a model has answered, or items that a worker has completed."""
+    claims = Claim.objects.filter(job_ref=str(job_ref), until_at=None)
+    claims.update(tasks_completed=F("tasks_completed") + number)
 
 
 def completed_tasks(host: str) -> dict[str, int]:

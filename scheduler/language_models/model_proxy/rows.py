@@ -177,13 +177,14 @@ def write(
 
 
 def _count_on_gpus(completed: Mapping[int, int]) -> None:
-    """Answered requests count as tasks of the instance's GPUs."""
+    """Answered requests count as tasks of the instance, and of its GPUs."""
     if completed:
         rows = ModelInstance.objects.filter(pk__in=completed).exclude(gpu_uuids=[])
-        gpus = dict(rows.values_list("pk", "gpu_uuids"))
-        snapshots.lock_gpus([uuid for gpu_uuids in gpus.values() for uuid in gpu_uuids])
-        for id_, gpu_uuids in gpus.items():
+        of_gpus = list(rows.values_list("pk", "job", "gpu_uuids"))
+        snapshots.lock_gpus([uuid for *_, gpu_uuids in of_gpus for uuid in gpu_uuids])
+        for id_, job, gpu_uuids in of_gpus:
             snapshots.count_task(gpu_uuids, completed[id_])
+            snapshots.count_of_claim(job, completed[id_])
 
 
 def begin(host: str, address: str) -> None:

@@ -17,7 +17,6 @@ from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.batches import BatchState, ExclusiveStep
 from scheduler.facts.jobs import JobState
 from scheduler.facts.prompts import PromptStatus
-from scheduler.language_models.model_services.rows import services as model_rows
 from scheduler.models import Batch, ExclusiveRun, Job, Prompt
 from scheduler.submission.batches import policy
 from scheduler.submission.batches.rows import batches as rows
@@ -40,7 +39,8 @@ STEP_WORDS: Mapping[ExclusiveStep, str] = {
 class BatchGpu:
     """A GPU beside a batch, with its state as on its card.
 
-    percent: of the job on it; ends_at: its expected end. tasks: requests that its model answered.
+    percent: of the job on it; ends_at: its expected end. since: when its state began. completed:
+    the requests of its model, or the items of its worker.
     """
 
     uuid: str
@@ -52,7 +52,7 @@ class BatchGpu:
     percent: int | None = None
     ends_at: datetime | None = None
     since: datetime | None = None
-    tasks: int | None = None
+    completed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,39 +152,25 @@ def gpus_of(run: ExclusiveRun) -> tuple[BatchGpu, ...]:
     readings: Sequence[GpuReading] = snapshot.gpus if snapshot else ()
     if len(readings) > MOST_GPUS:
         readings = [gpu for gpu in readings if gpu.uuid in run.gpu_uuids]
-    tasks, models = snapshots.gpu_tasks(), _models(run.host)
-    return tuple(_gpu(gpu, run, tasks.get(gpu.uuid, ()), models) for gpu in readings)
+    tasks = snapshots.gpu_tasks()
+    return tuple(_gpu(gpu, run, tasks.get(gpu.uuid, ())) for gpu in readings)
 
 
-def _gpu(
-    gpu: GpuReading,
-    run: ExclusiveRun,
-    tasks: Sequence[GpuTask],
-    models: Mapping[str, tuple[str, int]],
-) -> BatchGpu:
+def _gpu(gpu: GpuReading, run: ExclusiveRun, tasks: Sequence[GpuTask]) -> BatchGpu:
     task = tasks[0] if tasks else None
     word, shape = STATES[gpu.state] if gpu.state else ("unknown", "unknown")
-    model, count = models.get(gpu.uuid, ("", None))
     return BatchGpu(
         uuid=gpu.uuid,
         label=f"GPU {gpu.index}",
         state=word,
         shape=shape,
         is_own=gpu.uuid in run.gpu_uuids,
-        content=(task.name if task else model) or "",
+        content=task.name if task else "",
         percent=None if task is None or task.progress is None else int(task.progress * 100),
         ends_at=task.ends_at if task else None,
-        since=None if task else gpu.state_since,
-        tasks=None if task else count,
+        since=gpu.state_since,
+        completed=task.completed if task else "",
     )
-
-
-def _models(host: str) -> dict[str, tuple[str, int]]:
-    """The model on each GPU, and how many requests it has answered."""
-    instances = model_rows.open_instances().filter(host=host).select_related("service")
-    return {
-        uuid: (row.service.name, row.tasks_completed) for row in instances for uuid in row.gpu_uuids
-    }
 
 
 def queues() -> Queues:

@@ -387,6 +387,7 @@ def _claim(job: Job, gpu_uuid: str) -> ClaimFact:
         phase="" if job.model_service_id is None else "booting",
         task=job.name,
         script=job.script,
+        counts_tasks=job.model_service_id is not None or job.worker_batch is not None,
         holder=job.agent.name if job.agent is not None else "",
     )
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from monitor.facts.input_rules import is_storable
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit
 from monitor.models import Claim
 from scheduler.facts.batches import (
@@ -117,6 +118,8 @@ def settle(
     for attempt, count in completed.items():
         attempt.items_completed += count
         attempt.save(update_fields=["items_completed"])
+        if attempt.ended_at is None:
+            snapshots.count_of_claim(attempt.job_id, count)
     rows.count_ended(
         batch,
         completed=sum(decision.status is ItemState.COMPLETE for decision in decisions),

@@ -83,12 +83,15 @@ def test_a_gpu_shows_its_model(root: User, as_user: object) -> None:
     first = gpus[0]
     assert (first["model"], first["task_id"]) == ("qwen2.5:14b", str(loaded.job_id))
     assert (first["tasks_completed"], first["paired_with"]) == (23, [1])
+    assert first["tasks"][0]["tasks_completed"] == 23
     assert first["started_boot"] is not None
     assert first["expected_ready"] > first["started_boot"]
     assert (first["script"], first["progress"], first["eta"]) == (None, None, None)
     html = client.get("/").content.decode()
     assert 'href="/models/qwen2.5:14b/"' in html
-    assert "paired with GPU 1" in client.get(f"/gpus/{gpu_uuid(0)}/").content.decode()
+    page = client.get(f"/gpus/{gpu_uuid(0)}/").content.decode()
+    assert "paired with GPU 1" in page
+    assert ">23 requests</span>" in page
 
 
 def test_the_state_of_a_gpu_changes_with_its_booking_before_the_next_sweep(

@@ -167,6 +167,7 @@ def test_an_answer_is_stored_once_and_the_next_item_follows(alice: User, box: Bo
     row = reloaded(batch)
     assert (row.completed, row.work_s) == (1, 1.5)
     assert Attempt.objects.get(pk=worker.pk).items_completed == 1
+    assert Claim.objects.get(job_ref=str(worker.job_id)).tasks_completed == 1
     assert [index for index, *_ in box.listed()["items"]] == [1, 2, 3, 4]
 
 
