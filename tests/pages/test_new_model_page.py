@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.gpus.snapshot import rows as snapshots
+from scheduler.language_models.model_services.rows import services
 from scheduler.language_models.model_services.steps import dry_run
 from scheduler.models import ModelService
 from scheduler.runner import accounts
@@ -57,6 +58,24 @@ class TestRights:
 
 
 class TestAdding:
+    def test_it_may_state_the_usual_time_of_a_boot(self, root: User, as_user: AsUser) -> None:
+        body = form(add="1", source="/m/a.gguf", usual_boot="45s")
+
+        as_user(root).post(PATH, body)
+
+        assert services.expected_boot_s(ModelService.objects.get()) == 45.0
+
+    @pytest.mark.parametrize("text", ["45", "soon", "3d"])
+    def test_a_time_of_a_boot_that_cannot_be_is_refused(
+        self, root: User, as_user: AsUser, text: str
+    ) -> None:
+        body = form(add="1", source="/m/a.gguf", usual_boot=text)
+
+        answer = as_user(root).post(PATH, body)
+
+        assert (answer.status_code, ModelService.objects.count()) == (422, 0)
+        assert 'id="id_usual_boot_error"' in answer.content.decode()
+
     @pytest.mark.parametrize(
         ("fields", "words", "health_path"),
         [

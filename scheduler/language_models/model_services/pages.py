@@ -22,6 +22,7 @@ from monitor.facts.input_rules import character_problem
 from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
 from scheduler.facts.model_services import InstanceState, PredictionMode
+from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.language_models.model_services.policy.prediction import Prediction
@@ -241,6 +242,12 @@ class NewModelForm(forms.Form):
         label="GPU memory",
         help_text="Such as `20GiB`. Empty: a whole GPU until the memory is measured.",
     )
+    usual_boot = forms.CharField(
+        required=False,
+        max_length=40,
+        label="Usual time of a boot",
+        help_text="Such as `90s`, until a boot is measured. Empty: by the size of the model.",
+    )
     command = forms.CharField(
         required=False,
         max_length=LONGEST_COMMAND,
@@ -263,6 +270,13 @@ class NewModelForm(forms.Form):
         except (ValueError, OverflowError) as error:
             raise forms.ValidationError(str(error)) from None
 
+    def clean_usual_boot(self) -> int | None:
+        text = self.cleaned_data["usual_boot"]
+        try:
+            return round(parse_duration(text).total_seconds()) if text else None
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+
     def clean_command(self) -> str:
         return _printable(self.cleaned_data["command"])
 
@@ -278,7 +292,7 @@ class NewModelForm(forms.Form):
         except ValueError as error:
             self.add_error("command", str(error))
             return values
-        fields = {"argv": "command", "memory_mib": "memory"}
+        fields = {"argv": "command", "memory_mib": "memory", "boot_s": "usual_boot"}
         for column, text in actions.problems(ModelService(), columns, self._person):
             field = fields.get(column, column)
             self.add_error(field if field in self.fields else None, text)
@@ -299,8 +313,14 @@ class NewModelForm(forms.Form):
         return self.cleaned_data["source"] if template and template.needs_source else ""
 
     def _row(self, argv: list[str], health_path: str) -> dict[str, Any]:
-        name, size = self.cleaned_data["name"], self.cleaned_data["memory"]
-        return {"name": name, "argv": argv, "memory_mib": size, "health_path": health_path}
+        values = self.cleaned_data
+        return {
+            "name": values["name"],
+            "argv": argv,
+            "memory_mib": values["memory"],
+            "boot_s": values["usual_boot"],
+            "health_path": health_path,
+        }
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

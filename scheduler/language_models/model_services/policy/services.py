@@ -26,6 +26,7 @@ PLACEHOLDERS = ("model", "port", "gpu", "gpu_memory_fraction")
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 # Left free beside an instance that has its GPU alone.
 MARGIN_BYTES = 256 * 1024**2
+LONGEST_BOOT_S = 86_400
 NO_PORT = "Write {port} where the program expects its port, such as --port {port}."
 
 
@@ -131,6 +132,10 @@ def problems(values: Mapping[str, object]) -> list[tuple[str, str]]:
             faults.append((field, problem))
     if not values.get("health_path", "/health"):
         faults.append(("health_path", "Write the path of a health check, such as /health."))
+    for field in ("boot_timeout_s", "boot_s"):
+        seconds = values.get(field)
+        if isinstance(seconds, int) and not 1 <= seconds <= LONGEST_BOOT_S:
+            faults.append((field, "Write a time of at least a second, and at most a day."))
     least, most = values.get("min_instances"), values.get("max_instances")
     if isinstance(least, int) and isinstance(most, int) and least > most:
         faults.append(("min_instances", f"Write at most {most}, the largest number of instances."))

@@ -269,6 +269,8 @@ def test_a_stated_boot_time_holds_until_one_is_learned(operator: Client) -> None
     assert rows.expected_boot_s(row) == 85.0
     changed = send(operator, "patch", "/api/models/small/", {"usual_boot": ""})
     assert changed.json()["boot_s"] is None
+    refused = send(operator, "patch", "/api/models/small/", {"usual_boot": "3d"})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "usual_boot")
 
 
 def test_an_instance_is_idle_since_its_last_request() -> None:
