@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('monitor', '0002_models_address'),
+        ('monitor', '0003_requests_of_operators'),
     ]
 
     operations = [
