@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
@@ -13,6 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from monitor.admin.base import ReadOnly
+from monitor.gpus.hosts import rows as hosts
 from monitor.journal.rows import audit
 from monitor.models import AuditEntry, PolicyValues
 from monitor.thresholds import rows as thresholds
@@ -55,14 +57,14 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """All policies, and which of them differ from the defaults."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        in_force = thresholds.ThresholdsInForce()
+        in_force = thresholds.ThresholdsInForce("")
         listed = [
             {
                 "title": thresholds.title(name),
                 "about": thresholds.about(name),
                 "url": address(name),
                 "count": len(settings := in_force.settings(name)),
-                "unlike": [setting for setting in settings if not setting.is_shipped],
+                "unlike": [each for each in settings if not each.is_shipped or each.hosts],
             }
             for name in thresholds.registered()
         ]
@@ -79,7 +81,7 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         form_url: str = "",
         extra_context: Any = None,
     ) -> HttpResponse:
-        """The thresholds of one policy."""
+        """The thresholds of one policy; `?host=`: those of one host."""
         name = unquote(object_id)
         if name not in thresholds.registered():
             raise Http404(f"There is no policy {name}.")
@@ -88,12 +90,17 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         if request.method == "POST" and not may_change:
             raise PermissionDenied
+        host, known = request.GET.get("host", ""), _known_hosts()
+        if host and host not in known:
+            raise Http404(f"There is no host {host}.")
         data = request.POST if request.method == "POST" else None
-        form = PolicyForm(name, thresholds.ThresholdsInForce().settings(name), data)
+        form = PolicyForm(name, thresholds.ThresholdsInForce(host).settings(name), data, host)
         if data is not None and form.is_valid():
-            return self._changed(request, name, form)
+            return self._changed(request, name, form, host)
         context = self._context(request, thresholds.title(name)) | {
             "name": name,
+            "host": host,
+            "hosts": known,
             "about": thresholds.about(name),
             "form": form,
             "may_change": may_change,
@@ -102,18 +109,26 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         }
         return TemplateResponse(request, "admin/policy.html", context)
 
-    def _changed(self, request: HttpRequest, name: str, form: PolicyForm) -> HttpResponse:
+    def _changed(
+        self, request: HttpRequest, name: str, form: PolicyForm, host: str
+    ) -> HttpResponse:
         by = request.user.get_username()
-        if thresholds.change(name, form.changes, by=by, now=timezone.now()):
+        if thresholds.change(name, form.changes, by=by, now=timezone.now(), host=host):
             messages.success(request, "Changed. The loops follow within seconds.")
         else:
             messages.info(request, "Nothing was changed.")
-        return HttpResponseRedirect(address(name))
+        return HttpResponseRedirect(address(name, host))
 
     def _context(self, request: HttpRequest, title: str) -> dict[str, Any]:
         return {**self.admin_site.each_context(request), "title": title, "opts": self.opts}
 
 
-def address(name: str) -> str:
+def _known_hosts() -> list[str]:
+    """Those of this service, and those that have values of their own."""
+    return sorted({host.name for host in hosts.all_hosts()} | thresholds.hosts_with_changes())
+
+
+def address(name: str, host: str = "") -> str:
     """The address of a policy's form."""
-    return reverse("admin:monitor_policyvalues_change", args=[quote(name)])
+    path = reverse("admin:monitor_policyvalues_change", args=[quote(name)])
+    return f"{path}?{urlencode({'host': host})}" if host else path

@@ -83,10 +83,16 @@ class LoginLink(models.Model):
 
 
 class PolicyValues(models.Model):
-    """The thresholds of one policy that operators changed; all others have their defaults."""
+    """The thresholds of one policy that operators changed; all others have their defaults.
+
+    hosts: values for single hosts, which override those for all, by the name of the host.
+    """
 
     name = models.CharField(max_length=60, primary_key=True)
     values = models.JSONField(default=dict, blank=True)
+    hosts = models.JSONField(
+        default=dict, db_default=models.Value({}, models.JSONField()), blank=True
+    )
 
     class Meta:
         verbose_name = "threshold group"

@@ -26,6 +26,7 @@ class SettingBody(Schema):
     text: str = Field(description="The value in words.")
     shipped: Value = Field(description="The value that gpucoord ships with.")
     origin: str = Field(description="Source of the value: default, profile, file or operators.")
+    hosts: dict[str, Value] = Field(description="Values that operators set for single hosts.")
 
 
 class PolicyBody(Schema):
@@ -72,6 +73,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "text": setting.in_words,
         "shipped": _plain(threshold.default),
         "origin": setting.origin,
+        "hosts": {host: _plain(value) for host, value in setting.hosts.items()},
     }
 
 

@@ -34,7 +34,7 @@ def rules(request: HttpRequest) -> HttpResponse:
         for policies in topics.values()
         for policy in policies
         for setting in policy["settings"]
-        if not setting.is_shipped
+        if not setting.is_shipped or setting.hosts
     ]
     profile = rows.profile()
     context = {
@@ -76,13 +76,18 @@ class ThresholdRow:
 
 
 class PolicyForm(forms.Form):
-    """`changes`, after validation: the values that operators set."""
+    """`changes`, after validation: the values that operators set. host: for it alone."""
 
     def __init__(
-        self, name: str, settings: Sequence[Setting], data: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        settings: Sequence[Setting],
+        data: Mapping[str, Any] | None = None,
+        host: str = "",
     ) -> None:
         super().__init__(data)
         self._name = name
+        self._host = host
         self._settings = settings
         self.changes: dict[str, Any] = {}
         for setting in settings:
@@ -107,7 +112,7 @@ class PolicyForm(forms.Form):
             value = cleaned[threshold.name]
             if value != threshold.plain(setting.below):
                 self.changes[threshold.name] = value
-        for name, why in rows.problems(self._name, self.changes).items():
+        for name, why in rows.problems(self._name, self.changes, self._host).items():
             self.add_error(name, _sentence(why))
         return cleaned
 

@@ -6,7 +6,7 @@ import json
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -158,17 +158,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A threshold, its value in force and its origin; `below`: the value without operators."""
+    """A threshold, its value in force and its origin.
+
+    `below`: the value without the last layer. changed_here: by the last layer. `hosts`: values for
+    single hosts.
+    """
 
     threshold: Threshold
     value: Any
     origin: str
     below: Any
     below_origin: str
+    changed_here: bool = False
+    hosts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def changed_here(self) -> bool:
-        return self.origin == OPERATORS
+    def hosts_in_words(self) -> dict[str, str]:
+        return {host: self.threshold.in_words(value) for host, value in self.hosts.items()}
 
     @property
     def in_words(self) -> str:
@@ -205,15 +211,18 @@ def in_force(policy_type: type[Any], name: str, layers: Sequence[Layer]) -> Any:
 
 
 def settings(policy_type: type[Any], name: str, layers: Sequence[Layer]) -> list[Setting]:
-    """Each threshold with its value and origin; the last layer is the operators'."""
+    """Each threshold with its value and origin."""
+    last = layers[-1].origin
     by_layer = [(la.origin, usable(policy_type, la.tables.get(name, {}))) for la in layers]
     result = []
     for threshold in thresholds(policy_type).values():
         stack = [(SHIPPED, threshold.default)]
         stack += [(o, values[threshold.name]) for o, values in by_layer if threshold.name in values]
         origin, value = stack[-1]
-        below_origin, below = next(entry for entry in reversed(stack) if entry[0] != OPERATORS)
-        result.append(Setting(threshold, value, origin, below, below_origin))
+        below_origin, below = next(entry for entry in reversed(stack) if entry[0] != last)
+        result.append(
+            Setting(threshold, value, origin, below, below_origin, changed_here=origin == last)
+        )
     return result
 
 

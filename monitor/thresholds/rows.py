@@ -1,13 +1,14 @@
 """The thresholds in force, by policy.
 
-Precedence: operators' changes (rows), gpucoord.toml, profile, defaults. The loops read them at each
-step, so a change in the admin takes effect within seconds.
+Precedence: operators' changes for the host, those for all hosts (rows), gpucoord.toml, profile,
+defaults. The loops read them at each step, so a change in the admin takes effect within seconds.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -63,11 +64,19 @@ _last: dict[type[Any], tuple[str, Any]] = {}
 
 
 class ThresholdsInForce:
-    """All policies at one time, from one query. `of(PresencePolicy)` returns a policy."""
+    """All policies at one time, from one query. `of(PresencePolicy)` returns a policy.
 
-    def __init__(self) -> None:
-        changed = {row.name: row.values for row in _changed()}
-        self._layers = [*_lower_layers(), Layer(OPERATORS, changed)]
+    host: the one whose values count; None = this host, "" = only values for all hosts.
+    """
+
+    def __init__(self, host: str | None = None) -> None:
+        rows = list(_changed())
+        self._hosts = {row.name: row.hosts for row in rows}
+        self._layers = [*_lower_layers(), Layer(OPERATORS, {row.name: row.values for row in rows})]
+        chosen = settings.CONFIG.node if host is None else host
+        own = {row.name: row.hosts[chosen] for row in rows if chosen in row.hosts}
+        if own or host:
+            self._layers.append(Layer(_origin(chosen), own))
 
     def of(self, kind: type[P]) -> P:
         name = name_of(kind)
@@ -81,7 +90,13 @@ class ThresholdsInForce:
 
     def settings(self, name: str) -> list[Setting]:
         """Each threshold of a policy with its value and origin."""
-        return policies.settings(_registered[name], name, self._layers)
+        kind = _registered[name]
+        of_hosts = {h: policies.usable(kind, v) for h, v in self._hosts.get(name, {}).items()}
+        return [
+            replace(each, hosts={h: v[key] for h, v in of_hosts.items() if key in v})
+            for each in policies.settings(kind, name, self._layers)
+            for key in [each.threshold.name]
+        ]
 
 
 @compiled_once
@@ -112,32 +127,53 @@ def name_of(kind: type[Any]) -> str:
     return next(name for name, other in _registered.items() if other is kind)
 
 
-def changes(name: str) -> dict[str, Any]:
-    """The operators' changes of a policy, as plain values."""
+def changes(name: str, host: str = "") -> dict[str, Any]:
+    """The operators' changes of a policy, as plain values; with `host`, those for it alone."""
     row = PolicyValues.objects.filter(pk=name).first()
-    return dict(row.values) if row else {}
+    if row is None:
+        return {}
+    return dict(row.hosts.get(host, {}) if host else row.values)
 
 
-def problems(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+def hosts_with_changes() -> set[str]:
+    """The hosts that have values of their own."""
+    return {host for row in _changed() for host in row.hosts}
+
+
+def problems(name: str, values: Mapping[str, Any], host: str = "") -> dict[str, str]:
     """Why values are not allowed, by field: invalid values, or conflicts with other values."""
     kind = _registered[name]
     if texts := policies.problems(kind, values):
         return texts
-    policy = policies.in_force(kind, name, [*_lower_layers(), Layer(OPERATORS, {name: values})])
-    return policies.conflicts(policy)
+    layers = _layers_with(name, values, host)
+    texts = policies.conflicts(policies.in_force(kind, name, layers))
+    row = None if host else PolicyValues.objects.filter(pk=name).first()
+    for other, own in row.hosts.items() if row else ():
+        there = policies.in_force(kind, name, [*layers, Layer(_origin(other), {name: own})])
+        for field, text in policies.conflicts(there).items():
+            texts.setdefault(field, f"{text.rstrip('.')} on {other}, which has its own values")
+    return texts
 
 
-def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> bool:
+def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime, host: str = "") -> bool:
     """Replace the operators' changes of a policy; False if they are the same as before.
 
-    The caller has checked `values` with `problems`.
+    host: for it alone. The caller has checked `values` with `problems`.
     """
     with transaction.atomic():
-        before = changes(name)
+        before = changes(name, host)
         if before == values:
             return False
-        PolicyValues.objects.update_or_create(pk=name, defaults={"values": dict(values)})
-        text = f"{by} changed policy {name}: {_difference(name, before, values)}"
+        PolicyValues.objects.get_or_create(pk=name)
+        row = PolicyValues.objects.select_for_update().get(pk=name)
+        if host:
+            others = {other: own for other, own in row.hosts.items() if other != host}
+            row.hosts = others | ({host: dict(values)} if values else {})
+        else:
+            row.values = dict(values)
+        row.save()
+        where = f" for {host}" if host else ""
+        text = f"{by} changed policy {name}{where}: {_difference(name, before, values, host)}"
         _note(name, text, before, values, by, now)
     return True
 
@@ -180,12 +216,11 @@ def subject(name: str) -> str:
     return f"policy {name}"
 
 
-def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any], host: str) -> str:
     """`clear_s from 60 s to 45 s, …`; values of former thresholds are removed."""
     kind = _registered[name]
-    lower = _lower_layers()
     old, new = (
-        policies.in_force(kind, name, [*lower, Layer(OPERATORS, {name: values})])
+        policies.in_force(kind, name, _layers_with(name, values, host))
         for values in (before, after)
     )
     declared = policies.thresholds(kind)
@@ -196,6 +231,18 @@ def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
         if before.get(field) != after.get(field)
     ]
     return ", ".join(changed + [f"{name} removed" for name in before if name not in declared])
+
+
+def _layers_with(name: str, values: Mapping[str, Any], host: str) -> list[Layer]:
+    """The layers of a policy as if these were the operators' changes, for all hosts or one."""
+    layers = _lower_layers()
+    if not host:
+        return [*layers, Layer(OPERATORS, {name: values})]
+    return [*layers, Layer(OPERATORS, {name: changes(name)}), Layer(_origin(host), {name: values})]
+
+
+def _origin(host: str) -> str:
+    return f"changed for {host}"
 
 
 def _lower_layers() -> list[Layer]:

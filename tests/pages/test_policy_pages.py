@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.utils import timezone
 
 from monitor.admin.policies import address
 from monitor.gpus.presence.policy import PresencePolicy
 from monitor.journal.rows import audit
-from monitor.models import AuditEntry, PolicyValues
+from monitor.models import AuditEntry, Host, PolicyValues
 from monitor.thresholds import rows as monitor_rows
 from monitor.thresholds.pages import PolicyForm
 from monitor.thresholds.policy import thresholds
@@ -73,6 +74,32 @@ def test_a_change_counts_and_is_audited(browser: Client) -> None:
     (entry,) = audit.about("policy presence")
     assert (entry.by, entry.before) == ("root", {})
     assert entry.after == {"clear_s": 90.0, "exclusive": ["game", "obs", "doom"], "enabled": True}
+
+
+def test_a_value_for_one_host_is_set_in_its_form_and_shown_to_all(
+    browser: Client, settings: Any
+) -> None:
+    host = settings.CONFIG.node
+    Host.objects.create(name=host, joined_at=timezone.now())
+    form = address("presence", host)
+
+    browser.post(form, posted(clear_s="90"))
+
+    assert monitor_rows.current(PresencePolicy).clear_s == 90.0
+    assert PolicyValues.objects.get().values == {}
+    assert "changed here: <strong>90 s</strong>" in browser.get(form).content.decode()
+    for page in (address("presence"), "/admin/monitor/policyvalues/", "/rules/"):
+        text = re.sub("<[^>]*>", "", unescape(browser.get(page).content.decode()))
+        assert f"{host}: 90 s" in text or f"90 s ({host})" in text
+    listed = browser.get("/api/policies/").json()["policies"]
+    presence = next(each for each in listed if each["name"] == "presence")
+    assert {"clear_s": {host: 90.0}}.items() <= {
+        each["name"]: each["hosts"] for each in presence["settings"]
+    }.items()
+
+
+def test_an_unknown_host_has_no_form(browser: Client) -> None:
+    assert browser.get(address("presence", "nowhere")).status_code == 404
 
 
 @pytest.mark.parametrize(

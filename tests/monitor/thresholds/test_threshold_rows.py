@@ -116,6 +116,35 @@ def test_what_changes_nothing_is_not_audited() -> None:
     assert not AuditEntry.objects.exists()
 
 
+@pytest.mark.django_db
+def test_values_for_one_host_count_there_alone_and_over_all_others(given: Given) -> None:
+    given("desktop", leave_pct=10)
+    monitor_rows.change("tried", {"leave_pct": 5.0, "enter_pct": 20.0}, by="root", now=NOW)
+    monitor_rows.change("tried", {"leave_pct": 7.0}, by="root", now=NOW, host="far")
+
+    far, near = (monitor_rows.ThresholdsInForce(host) for host in ("far", "near"))
+
+    assert far.of(TriedPolicy) == TriedPolicy(enter_pct=20, leave_pct=7)
+    assert near.of(TriedPolicy) == TriedPolicy(enter_pct=20, leave_pct=5)
+    assert monitor_rows.current(TriedPolicy) == TriedPolicy(enter_pct=20, leave_pct=5)
+    leave = far.settings("tried")[1]
+    assert (leave.origin, leave.below, leave.changed_here) == ("changed for far", 5.0, True)
+    assert near.settings("tried")[1].hosts == {"far": 7.0}
+    newest = audit.about("policy tried")[0]
+    assert newest.text == "root changed policy tried for far: leave_pct from 5 % to 7 %"
+
+
+@pytest.mark.django_db
+def test_a_value_for_all_hosts_may_not_conflict_with_that_of_one() -> None:
+    monitor_rows.change("tried", {"leave_pct": 45.0}, by="root", now=NOW, host="far")
+
+    assert monitor_rows.problems("tried", {"enter_pct": 40.0}) == {
+        "leave_pct": "it must be below enter_pct on far, which has its own values"
+    }
+    assert monitor_rows.problems("tried", {"enter_pct": 40.0}, "near") == {}
+
+
+@pytest.mark.django_db
 def test_values_that_conflict_with_lower_layers_are_refused(given: Given) -> None:
     given("desktop")
 

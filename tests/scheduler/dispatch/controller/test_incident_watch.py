@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -54,6 +55,13 @@ def waits(bob: User, *blockers: dict[str, object]) -> Job:
 
 def test_a_hog_is_there_to_see_after_the_rule_time_and_one_look_of_the_controller() -> None:
     PolicyValues.objects.create(name="hogs", values={"sustained_minutes": 1.0})
+    play(60)
+    assert Incident.objects.get(rule=SUSTAINED).opened_at == at(60)
+
+
+def test_the_loops_of_a_host_use_the_values_for_it_alone(settings: Any) -> None:
+    hosts = {settings.CONFIG.node: {"sustained_minutes": 1.0}, "far": {"sustained_minutes": 9.0}}
+    PolicyValues.objects.create(name="hogs", values={"sustained_minutes": 5.0}, hosts=hosts)
     play(60)
     assert Incident.objects.get(rule=SUSTAINED).opened_at == at(60)
 
