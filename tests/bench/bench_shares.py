@@ -1,8 +1,9 @@
 """Three users with different shares: python -m tests.bench.bench_shares [jobs of each] [seconds].
 
 Everything is real: `gpucoord up`, HTTP, the loop, runners; 8 simulated GPUs that nobody else uses.
-Each user submits as many jobs of one GPU. Printed are the part of the GPUs' time in which jobs ran
-while others waited, and the GPU time of each user while all three waited.
+Each user submits as many jobs of one GPU. Printed are the parts of the GPUs' time in which GPUs
+were given to jobs, and in which the programs of these jobs ran, while others waited; and the GPU
+time of each user while all three waited.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main() -> None:
                     body |= {"array": f"1-{int(jobs)}", "name": name}
                     answer = client.post("/api/jobs/", json=body)
                     assert answer.status_code == 201, answer.text
-            report(wait_for_all(int(jobs) * len(SHARES)))
+            report(*wait_for_all(int(jobs) * len(SHARES)))
 
 
 def add_users() -> dict[str, str]:
@@ -61,22 +62,30 @@ def add_users() -> dict[str, str]:
 Span = tuple[str, float, float]
 
 
-def wait_for_all(count: int) -> list[Span]:
-    """Owner, start and end of each job."""
-    from scheduler.models import Job
+def wait_for_all(count: int) -> tuple[list[Span], list[Span]]:
+    """Owner, placement and end of each job; the same from the start of its program on."""
+    from scheduler.models import Attempt, Job
 
     while Job.objects.filter(outcome="succeeded").count() < count:
         time.sleep(2)
-    rows = Job.objects.values_list("owner__username", "started_at", "ended_at")
-    return [
-        (owner, start.timestamp(), end.timestamp()) for owner, start, end in rows if start and end
+    rows = Attempt.objects.values_list(
+        "job__owner__username", "placed_at", "started_at", "ended_at"
+    )
+    all_ = [
+        (owner, placed.timestamp(), start.timestamp(), end.timestamp())
+        for owner, placed, start, end in rows
+        if start and end
+    ]
+    return [(who, at, end) for who, at, _, end in all_], [
+        (who, at, end) for who, _, at, end in all_
     ]
 
 
-def report(spans: list[Span]) -> None:
+def report(given: list[Span], spans: list[Span]) -> None:
     first, last = min(start for _, start, _ in spans), max(start for _, start, _ in spans)
-    used = gpu_seconds(spans, first, last)
-    print(f"while jobs wait   {last - first:6.1f} s, {used / GPUS / (last - first):.1%} of GPUs")
+    parts = (gpu_seconds(each, first, last) / GPUS / (last - first) for each in (given, spans))
+    words = "{:.1%} of GPUs given, programs run on {:.1%}".format(*parts)
+    print(f"while jobs wait   {last - first:6.1f} s, {words}")
     all_until = min(max(start for who, start, _ in spans if who == name) for name in SHARES)
     whole = gpu_seconds(spans, first, all_until)
     for name, share in SHARES.items():
