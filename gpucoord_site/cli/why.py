@@ -74,6 +74,8 @@ def _expected_start(answer: dict[str, Any]) -> Iterator[str]:
         late = answer["starts_p90"]
         before = f", in nine of ten cases before {_time(late)}" if late else ""
         yield f"starts ~{_time(answer['starts_p50'])}{before}"
+    elif answer["starts_after"]:
+        yield f"starts after ~{_time(answer['starts_after'])}"
     else:
         yield "start time unknown"
 

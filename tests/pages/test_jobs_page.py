@@ -224,6 +224,18 @@ def test_a_waiting_job_shows_its_expected_start(
     assert 'datetime="2026-03-02T12:04:00+00:00"' in html.split("<tbody>")[1]
 
 
+def test_a_job_far_back_is_shown_after_the_last_predicted_start(
+    alice: User, as_user: AsUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs_made.waiting(alice)
+    later = Estimate(position=500, p50=None, p90=None, after=NOW + timedelta(hours=4))
+    monkeypatch.setattr(preview, "estimates", lambda now: {job.pk: later})
+    row = page(as_user(alice)).split("<tbody>")[1]
+
+    assert "after" in row
+    assert 'datetime="2026-03-02T16:00:00+00:00"' in row
+
+
 def change(browser: Client, action: str, *jobs: Job, **more: str) -> str:
     fields = {"action": action, "job": [job.pk for job in jobs], **more}
     return browser.post("/jobs/bulk/", fields, follow=True).content.decode()

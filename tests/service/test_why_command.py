@@ -26,6 +26,7 @@ WAITING = {
     "position": 3,
     "starts_p50": "2026-03-02T16:40:00+00:00",
     "starts_p90": "2026-03-02T18:10:00+00:00",
+    "starts_after": None,
     "blockers": [BLOCKER],
     "factors": [{"name": "age", "value": 0.5, "weight": 1, "text": "it has waited 12 h"}],
 }
@@ -64,6 +65,12 @@ def test_it_prints_the_year_of_a_start_in_another_year() -> None:
 
 def test_it_prints_the_only_known_time() -> None:
     assert "nine of ten" not in "\n".join(told(starts_p90=None))
+
+
+def test_a_job_far_back_starts_after_those_that_are_predicted() -> None:
+    said = told(starts_p50=None, starts_p90=None, starts_after="2026-03-02T16:40:00+00:00")
+
+    assert said[2].startswith("starts after ~Mon 2 Mar")
 
 
 def test_it_prints_an_unknown_start() -> None:

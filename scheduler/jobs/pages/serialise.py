@@ -316,6 +316,7 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any]:
         "position": estimate.position if estimate else None,
         "starts_p50": estimate.p50 if estimate else None,
         "starts_p90": estimate.p90 if estimate else None,
+        "starts_after": estimate.after if estimate else None,
     }
 
 

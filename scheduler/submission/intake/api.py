@@ -404,6 +404,9 @@ class WhyBody(Schema):
     position: int | None = Field(description="1 is served next; null: it does not wait.")
     starts_p50: datetime | None = Field(description="Median of the predicted start; null: unknown.")
     starts_p90: datetime | None = Field(description="90 % quantile of the predicted start.")
+    starts_after: datetime | None = Field(
+        description="The last of the 400 starts that are predicted, if this job is not among them."
+    )
     factors: list[FactorBody]
     advice: list[AdviceLine] = Field(
         [], description="Changes that start it earlier, best first; as of `/api/jobs/N/advice/`."
@@ -426,4 +429,5 @@ class WhatIfBody(Schema):
     position: int | None
     starts_p50: datetime | None
     starts_p90: datetime | None
+    starts_after: datetime | None
     gpu_memory_suggestion: MemorySuggestionBody | None = None

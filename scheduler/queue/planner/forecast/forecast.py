@@ -21,7 +21,7 @@ from scheduler.queue.planner.gates import PlannerThresholds
 from scheduler.queue.planner.order import ServiceOrder, Shares
 from scheduler.queue.planner.plan import Pass, place
 
-# Jobs further back in the queue only get their position.
+# Jobs further back in the queue get their position, and that they start later than these.
 FORESEEN = 400
 # However well run times are known: new jobs, and the order of users as their shares change, move a
 # start by a third of the wait. bench_predictions shows what this brings.
@@ -33,6 +33,7 @@ NEAR, STEP_S = timedelta(minutes=15), 5
 class Estimate:
     """position: 1 is served next, None = it can't be served now. p50, p90: None = unknown.
 
+    after: of a job that is too far back in the queue to be predicted, the last predicted start.
     never: waiting can't lift what keeps it. gpu_uuids, end: where it would start at p50, and when
     it would end there; (), None = unknown.
     """
@@ -40,6 +41,7 @@ class Estimate:
     position: int | None
     p50: datetime | None
     p90: datetime | None
+    after: datetime | None = None
     never: bool = False
     gpu_uuids: tuple[str, ...] = field(default=(), compare=False)
     end: datetime | None = field(default=None, compare=False)
@@ -158,6 +160,7 @@ def _estimate(
         position=position,
         p50=early and _rounded(early, now),
         p90=late and _rounded(late, now),
+        after=p50.stopped_at if early is None and position is not None else None,
         gpu_uuids=p50.places.get(job.id, ()),
         end=p50.ends.get(job.id),
     )

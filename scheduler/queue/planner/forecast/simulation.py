@@ -65,7 +65,7 @@ class Simulation:
     made: the pass of the planner at `now`. queue: the jobs that it did not place, by class.
 
     starts, places, ends: of each job that gets a place; ends also of running jobs. A missing job
-    has no known time.
+    has no known time. stopped_at: when enough jobs had started.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Simulation:
         self.starts: dict[int, datetime] = {}
         self.places: dict[int, tuple[str, ...]] = {}
         self.ends: dict[int, datetime] = {}
+        self.stopped_at: datetime | None = None
         self._slots, self._policy, self._rules, self._late = slots, policy, rules, late
         self._began = self._now = now
         self._state = PassState(slots, policy, rules, now)
@@ -154,7 +155,9 @@ class Simulation:
             passes += 1
             if self._boundaries and passes > MOST_PASSES:
                 return
-            if len(self.starts) >= most or only in self.starts or not self._missing:
+            if len(self.starts) >= most:
+                self.stopped_at = at
+            if self.stopped_at or only in self.starts or not self._missing:
                 return
 
     # The world at the beginning, and what will change by itself.

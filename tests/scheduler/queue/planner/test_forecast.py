@@ -295,6 +295,21 @@ def test_what_if_says_why_not_and_when() -> None:
     assert (answer.estimate.position, answer.estimate.p90) == (2, at(3))
 
 
+def test_a_job_far_back_starts_after_those_that_are_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forecast_module, "FORESEEN", 3)
+
+    slots = Slots(host="gpubox", gpus=(slot(0),))
+
+    estimates = forecast(map(waiting, range(1, 7)), slots, POLICY, NOW)
+
+    last = estimates[3].p50
+    assert last is not None
+    assert [(estimates[n].p50, estimates[n].after) for n in (4, 6)] == [(None, last)] * 2
+    assert all(estimates[n].after is None for n in (1, 2, 3))
+
+
 @pytest.mark.parametrize("foreseen", [1, 3, 2000])
 @pytest.mark.parametrize("new", range(1, 9))
 def test_what_if_tells_of_each_job_what_the_forecast_of_all_tells(
