@@ -18,9 +18,10 @@ from django.urls import path, re_path
 from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
 from gpucoord_site.http.handler import ThreadHandler
 from monitor.pages.live.consumers import live
+from monitor.runtime.rows.extensions import part
 from scheduler.jobs.live.consumers import job
-from scheduler.terminals.consumers import terminal
 
+terminal = part("scheduler.terminals.consumers:terminal") or refuse
 http = Utf8Only(ThreadHandler())
 # URLRouter takes ASGI applications where Django's stubs know views only.
 routes = [

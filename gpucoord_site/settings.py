@@ -10,6 +10,7 @@ from csp.constants import NONE, SELF
 from gpucoord_site.cli import token_file
 from gpucoord_site.config.addresses import own_names
 from gpucoord_site.config.databases import database
+from gpucoord_site.config.extensions import rooms_off
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.logins import backends, login_settings
 from gpucoord_site.config.secret import secret_key
@@ -18,6 +19,7 @@ from gpucoord_site.config.static_files import static_url
 from gpucoord_site.service.logs import log_settings
 
 CONFIG = load_config()
+ROOMS_OFF = rooms_off(CONFIG.extensions)
 DATA = CONFIG.data
 LOCK_FOLDER = CONFIG.locks
 # Files outside the data folder that hold secrets: closed to jobs that share our account.

@@ -11,14 +11,16 @@ class ReportsConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor.incidents.alerts.steps import outbox
-        from monitor.runtime.rows import periodic_tasks
+        from monitor.runtime.rows import extensions, periodic_tasks
         from monitor.thresholds import rows as thresholds
         from reports.catalogue.policy import POLICIES, PROFILES, TOPICS
         from reports.figures.rows import sections
-        from reports.schedule import actions, step
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         periodic_tasks.register("reports.tasks:queue_due")
-        outbox.register_attachments(step.ATTACHED, actions.enclosure)
+        if extensions.is_on("schedules"):
+            from reports.schedule import actions, step
+
+            outbox.register_attachments(step.ATTACHED, actions.enclosure)
         sections.register("models", sections.models)
         sections.register("batches", sections.batches)

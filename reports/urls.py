@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from django.urls import path
 
-from reports.capacity import pages as capacity_pages
+from monitor.runtime.pages import extension_page
 from reports.render import pages as usage_pages
-from reports.schedule import pages as stored_pages
 from reports.tags import pages as tag_pages
 
 urlpatterns = [
     path("reports/", usage_pages.usage, name="reports"),
-    path("reports/capacity/", capacity_pages.capacity, name="capacity"),
+    extension_page("reports/capacity/", "reports.capacity.pages:capacity", "capacity"),
     path("reports/tags/", tag_pages.by_tag, name="tag-report"),
-    path("reports/stored/", stored_pages.stored, name="stored-reports"),
-    path("reports/schedules/<int:pk>/", stored_pages.send, name="send-report"),
-    path("reports/schedules/<int:pk>/mail/", stored_pages.preview, name="preview-report"),
-    path("reports/stored/<int:pk>/", stored_pages.report, name="stored-report"),
-    path("reports/stored/<int:pk>/<slug:format>/", stored_pages.file, name="stored-file"),
+    extension_page("reports/stored/", "reports.schedule.pages:stored", "stored-reports"),
+    extension_page("reports/schedules/<int:pk>/", "reports.schedule.pages:send", "send-report"),
+    extension_page(
+        "reports/schedules/<int:pk>/mail/", "reports.schedule.pages:preview", "preview-report"
+    ),
+    extension_page("reports/stored/<int:pk>/", "reports.schedule.pages:report", "stored-report"),
+    extension_page(
+        "reports/stored/<int:pk>/<slug:format>/", "reports.schedule.pages:file", "stored-file"
+    ),
 ]

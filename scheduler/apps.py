@@ -11,11 +11,11 @@ class SchedulerConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor.runtime import pages as status
+        from monitor.runtime.rows.extensions import parts
         from monitor.thresholds import rows as thresholds
         from monitor.usage.rows import pruning
         from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
         from scheduler.disk import rows as cleaning_runs
-        from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.jobs.lifecycle import steps as job_files
         from scheduler.jobs.live.regions import register_regions
@@ -36,5 +36,6 @@ class SchedulerConfig(AppConfig):
         register_regions()
         status.register("scheduler/_accounts.html", intake_checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
-        status.register("scheduler/_engines.html", engine_endings.engine_statuses)
+        for statuses in parts("scheduler.dispatch.steps.engine_endings:engine_statuses"):
+            status.register("scheduler/_engines.html", statuses)
         status.register("scheduler/_calibration.html", calibration_lines)

@@ -7,7 +7,6 @@ from pathlib import Path
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.lifecycle import steps
 from scheduler.jobs.lifecycle.rows import durations
@@ -33,6 +32,8 @@ def clear_files() -> int:
 
 def clean_disks() -> int:
     """Work on the next clean-up of this host; returns the number of files deleted so far."""
+    from scheduler.disk.steps.cleaner import Cleaner
+
     config = settings.CONFIG
     run = Cleaner(config.node, Path(settings.DATA), config.checkpoints).step(timezone.now())
     return run.figures.get("deleted", 0) if run is not None else 0

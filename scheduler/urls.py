@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from scheduler.disk import pages as disk_pages
+from monitor.runtime.pages import extension_page
 from scheduler.execution.hosts import pages as host_pages
 from scheduler.jobs.notifications import pages as notification_views
 from scheduler.jobs.pages import search, sooner
@@ -23,9 +23,9 @@ from scheduler.submission.scripts import pages as script_views
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
     path("internal/log/<str:ticket>/", host_pages.signed_log, name="signed-log"),
-    path("disks/", disk_pages.disks, name="disks"),
-    path("disks/clean/", disk_pages.clean, name="disks-clean"),
-    path("disks/clean/<int:pk>/", disk_pages.run, name="disk-run"),
+    extension_page("disks/", "scheduler.disk.pages:disks", "disks"),
+    extension_page("disks/clean/", "scheduler.disk.pages:clean", "disks-clean"),
+    extension_page("disks/clean/<int:pk>/", "scheduler.disk.pages:run", "disk-run"),
     path("batches/", batch_views.batches, name="batches"),
     path("batches/<int:pk>/", batch_views.batch, name="batch"),
     path("batches/<int:pk>/cancel/", batch_views.cancel, name="batch-cancel"),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
-from gpucoord_site.config import secret_variables
+from gpucoord_site.config import extensions, secret_variables
 
 # By name: what it does, and `module:function` if it starts without Django.
 Commands = dict[str, tuple[str, str | None]]
@@ -244,6 +244,10 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         return 0
     if name == "help" and rest[0] in ours:
         name, rest = rest[0], ["--help"]
+    if name in extensions.COMMANDS and not _is_on(extensions.COMMANDS[name]):
+        text = f"gpucoord {name} is switched off on this machine (setting `extensions`)."
+        print(text, file=sys.stderr)
+        return USAGE_ERROR
     target = ours.get(name, ("", None))[1]
     try:
         if name == "help":
@@ -257,6 +261,12 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
             raise
         print(NEEDS_ALL.format(name=name, missing=error.name), file=sys.stderr)
         return USAGE_ERROR
+
+
+def _is_on(extension: str) -> bool:
+    from gpucoord_site.config.settings import load_config
+
+    return extension in load_config().extensions
 
 
 def _help(words: list[str]) -> int:

@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from gpucoord_site.config import values
 from gpucoord_site.config.errors import describe, origin, policy_problems, unknown_variables
+from gpucoord_site.config.extensions import ROOMS, known
 from gpucoord_site.config.file import ConfigError, config_file, default_data_folder, read_toml
 from gpucoord_site.config.values import Names, Ranks, Tables, Text
 from monitor.facts.accounts import LocalRule
@@ -224,6 +225,12 @@ class Config(BaseSettings):
         " owner's, else the shared account `nobody`) or `service` (root).",
     )
 
+    extensions: Annotated[Names, AfterValidator(known)] = Field(
+        default_factory=lambda: list(ROOMS),
+        description="Parts that are switched on: `terminals`, `cleanup` (page of disks and"
+        " clean-ups), `slurm`, `capacity`, `schedules` (stored reports), `demo`, `backup`;"
+        " not set: all; `none`: none of them.",
+    )
     engine: Literal["local", "slurm", "none"] = Field(
         "local",
         description="Runs the jobs: `local` (gpucoord on this host), `slurm` (submitted by this"
@@ -357,6 +364,12 @@ class Config(BaseSettings):
             missing = [name for name in needed if not getattr(self, name)]
             if missing:
                 raise ValueError(f"oidc_issuer needs {', '.join(missing)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Config:
+        if self.engine == "slurm" and "slurm" not in self.extensions:
+            raise ValueError("engine = slurm needs the extension slurm")
         return self
 
     @property

@@ -31,13 +31,11 @@ from monitor.gpus.api.readings import router as monitor_router
 from monitor.incidents.api import router as incident_router
 from monitor.models import Agent
 from monitor.owners.accounts.rows import tokens
+from monitor.runtime.rows.extensions import part
 from monitor.thresholds.api import router as policy_router
 from monitor.usage.history.api import router as history_router
-from reports.capacity.api import router as capacity_router
 from reports.render.api import router as report_router
-from reports.schedule.api import router as stored_router
 from reports.tags.api import router as tag_router
-from scheduler.disk.api import router as disk_router
 from scheduler.dispatch.api import router as without_incident_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.jobs.notifications.api import router as notification_router
@@ -216,6 +214,12 @@ class Browser(SessionAuth):
         return request.user
 
 
+def add_extension(api: DocumentedApi, prefix: str, target: str, tag: str) -> None:
+    """Add the operations of an extension, if it is on."""
+    if router := part(target):
+        api.add_router(prefix, router, tags=[tag])
+
+
 def _api() -> DocumentedApi:
     api = DocumentedApi(
         title="gpucoord",
@@ -232,7 +236,7 @@ def _api() -> DocumentedApi:
     api.add_router("/tasks/", task_router, tags=["Tasks"])
     api.add_router("/", mode_router, tags=["Mode"])
     api.add_router("/models/", model_router, tags=["Models"])
-    api.add_router("/disks/", disk_router, tags=["Disks"])
+    add_extension(api, "/disks/", "scheduler.disk.api:router", "Disks")
     api.add_router("/batches/", batch_router, tags=["Batches"])
     api.add_router("/scripts/", script_router, tags=["Scripts"])
     api.add_router("/idle-templates/", idle_work_router, tags=["Idle work"])
@@ -249,8 +253,8 @@ def _api() -> DocumentedApi:
     api.add_router("/incidents/", without_incident_router, tags=["Incidents"])
     api.add_router("/reports/", report_router, tags=["Reports"])
     api.add_router("/reports/", tag_router, tags=["Reports"])
-    api.add_router("/reports/", capacity_router, tags=["Reports"])
-    api.add_router("/reports/", stored_router, tags=["Reports"])
+    add_extension(api, "/reports/", "reports.capacity.api:router", "Reports")
+    add_extension(api, "/reports/", "reports.schedule.api:router", "Reports")
     handle_errors(api)
     return api
 

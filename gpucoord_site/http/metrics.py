@@ -24,7 +24,7 @@ from gpucoord_site.http.client_address import is_within
 from monitor.owners.accounts.rows import tokens
 from monitor.pages.metrics import collector as monitor_metrics
 from monitor.pages.metrics.families import Families
-from reports.capacity import metrics as capacity_metrics
+from monitor.runtime.rows.extensions import parts
 from scheduler import metrics as scheduler_metrics
 
 REFUSED = "This token is unknown, expired or revoked. `gpucoord token USER` makes a new one.\n"
@@ -83,7 +83,8 @@ def gather() -> Families:
     now = timezone.now()
     monitor_metrics.add_metrics(into, now)
     scheduler_metrics.add_metrics(into, now)
-    capacity_metrics.add_metrics(into, now)
+    for add_metrics in parts("reports.capacity.metrics:add_metrics"):
+        add_metrics(into, now)
     help_text = "Time that this answer took to put together."
     into.gauge("gpucoord_scrape_duration_seconds", help_text, {}, time.perf_counter() - began)
     return into

@@ -11,8 +11,9 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError, connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -25,7 +26,9 @@ from monitor.runtime.policy import LOOPS, LoopFact, LoopState, complete, judge, 
 from monitor.runtime.probes import disk_space, service_state
 from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
 from monitor.runtime.rows import database, leases
+from monitor.runtime.rows.extensions import part
 
+SWITCHED_OFF = "This part of gpucoord is switched off on this site (setting `extensions`)."
 SHAPES = {LoopState.OK: "ok", LoopState.FAILING: "warning", LoopState.STALE: "failing"}
 WORDS = {LoopState.OK: "running", LoopState.FAILING: "failing", LoopState.STALE: "not running"}
 TASKS = {
@@ -51,6 +54,18 @@ CHILDREN = {
     "reports": "reports and capacity planning; runs on demand",
     "models": "endpoint for language models, queue of prompts",
 }
+
+
+def extension_page(route: str, view: str, name: str) -> URLPattern:
+    """The address of a view `module:function`; not found while its extension is off.
+
+    The name stays, so that links to the page from elsewhere are still valid.
+    """
+    return path(route, part(view) or switched_off, name=name)
+
+
+def switched_off(request: HttpRequest, **names: object) -> HttpResponse:
+    raise Http404(SWITCHED_OFF)
 
 
 @dataclass(frozen=True, slots=True)

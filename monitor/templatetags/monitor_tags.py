@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from django import template
 from django.db.models import Count, Q
 from django.template import Context
-from django.urls import reverse
+from django.urls import resolve, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -25,6 +25,7 @@ from monitor.models import Channel, Incident, Message, Pattern
 from monitor.owners.identity.policy import Viewer
 from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
+from monitor.runtime.pages import switched_off
 from monitor.usage.rows.sums import UsageTotals
 
 register = template.Library()
@@ -101,7 +102,8 @@ def navigation(context: Context) -> list[PageLink]:
     """The pages that this user may open; at most one is current."""
     request = context["request"]
     pages = [PageLink(label, reverse(name)) for label, name in PAGES]
-    pages += [PageLink(label, reverse(name), is_more=True) for label, name in MORE_PAGES]
+    further = [(label, name) for label, name in MORE_PAGES if is_there(name)]
+    pages += [PageLink(label, reverse(name), is_more=True) for label, name in further]
     if request.user.is_staff:
         pages += [PageLink(label, reverse(name), is_more=True) for label, name in OPERATORS_PAGES]
     containing = [p for p in pages if request.path.startswith(p.url) and p.url != "/"]
@@ -110,6 +112,12 @@ def navigation(context: Context) -> list[PageLink]:
     if nearest and not here:
         here = {nearest.url: "true"}
     return [replace(page, current=here.get(page.url, "")) for page in pages]
+
+
+@register.filter
+def is_there(name: str) -> bool:
+    """Whether this page exists: the extension that it belongs to is on."""
+    return resolve(reverse(name)).func is not switched_off
 
 
 @register.simple_tag(takes_context=True)

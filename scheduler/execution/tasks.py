@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import connection
@@ -11,18 +11,14 @@ from django.utils import timezone
 
 from monitor.runtime.facts import Guard, Step
 from monitor.runtime.rows.database import FilledTables, keep_commits_synced
+from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.engine_answers import open_tasks
-from scheduler.dispatch.steps.engine_leaders import LeaderCheck
-from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
 from scheduler.dispatch.steps.yields import EvictionStep, WithdrawalStep
 from scheduler.execution.engines.facts import EngineName
-from scheduler.execution.engines.policy.requests import EngineRules
-from scheduler.execution.engines.slurm import engine_of as slurm_engine
 from scheduler.execution.policy import ENDINGS, Action
 from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.executor import Executor
@@ -31,6 +27,13 @@ from scheduler.language_models.model_services.step import ModelStep
 from scheduler.models import EngineStatus, ExclusiveRun, ModelService
 from scheduler.submission.batches.step import BatchStep
 from scheduler.submission.intake import steps
+
+if TYPE_CHECKING:
+    from scheduler.dispatch.steps.engine_leaders import LeaderCheck
+    from scheduler.dispatch.steps.engine_pass import FormerEngine
+    from scheduler.dispatch.steps.engine_tasks import EngineStep
+
+ENGINES = "scheduler.dispatch.steps.engine"
 
 
 def build(guard: Guard) -> Step:
@@ -67,71 +70,30 @@ def build(guard: Guard) -> Step:
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node, specs),
         ExclusiveBatches(guard, config.node, plan_policy()),
-        LeaderCheck(guard, config.node),
-        FormerEngine(guard, config.node, lambda: slurm_step(guard, specs, accepts=False)),
+        *_slurm(guard, specs),
     )
+
+
+def _slurm(guard: Guard, specs: SpecWriter) -> tuple[LeaderCheck | None, FormerEngine | None]:
+    """None, if the site has switched Slurm off."""
+    leaders, former = part(f"{ENGINES}_leaders:LeaderCheck"), part(f"{ENGINES}_pass:former_engine")
+    if leaders is None:
+        return None, None
+    return leaders(guard, settings.CONFIG.node), former(guard, specs)
 
 
 def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> EnginePass:
     """The step of a host that runs no new jobs itself."""
     config = settings.CONFIG
+    slurm_step = part(f"{ENGINES}_pass:slurm_step")
     return EnginePass(
         Executor(guard, config.node, specs),
         slurm_step(guard, specs) if config.engine == EngineName.SLURM.value else None,
         CapabilityReporter(guard, limits),
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node),
-        LeaderCheck(guard, config.node),
-        FormerEngine(guard, config.node, lambda: slurm_step(guard, specs, accepts=False)),
+        *_slurm(guard, specs),
     )
-
-
-def slurm_step(guard: Guard, specs: SpecWriter, *, accepts: bool = True) -> EngineStep:
-    """Follows the jobs in Slurm, from the settings."""
-    config = settings.CONFIG
-    rules = EngineRules(
-        options=tuple(config.slurm_options),
-        gpu_types=config.slurm_gpu_types,
-        grace_s=config.cancel_grace_s,
-    )
-    every = timedelta(seconds=config.slurm_interval_s)
-    return EngineStep(
-        guard, config.node, specs, slurm_engine(config), rules, every, accepts=accepts
-    )
-
-
-class FormerEngine:
-    """Jobs that the host handed to Slurm before its setting `engine` was changed.
-
-    Those that run are followed to their end; those that wait are withdrawn, and then wait here.
-    When none is left, the state of Slurm is removed from the pages.
-    """
-
-    def __init__(self, guard: Guard, host: str, build: Callable[[], EngineStep]) -> None:
-        self._guard = guard
-        self._host = host
-        self._build = build
-        self._engine: EngineStep | None = None
-        self._is_over = False
-
-    def step(self, now: datetime) -> int:
-        """Returns how many of its tasks moved."""
-        if self._is_over:
-            return 0
-        if not open_tasks(self._host).exists():
-            self.close()
-            with self._guard():
-                EngineStatus.objects.filter(host=self._host).delete()
-            self._is_over = True
-            return 0
-        if self._engine is None:
-            self._engine = self._build()
-        return self._engine.step(now)
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
 
 
 class EnginePass:
@@ -144,8 +106,8 @@ class EnginePass:
         reporter: CapabilityReporter,
         progress: ProgressStep,
         batches: BatchStep,
-        leaders: LeaderCheck,
-        former: FormerEngine,
+        leaders: LeaderCheck | None,
+        former: FormerEngine | None,
     ) -> None:
         self._former = former
         self._executor = executor
@@ -167,9 +129,10 @@ class EnginePass:
         if self._engine is not None:
             self._batches.step(now)
             moves += self._engine.step(now)
-        else:
+        elif self._former is not None:
             moves += self._former.step(now)
-        self._leaders.step(now)
+        if self._leaders is not None:
+            self._leaders.step(now)
         self._reporter.step(now)
         self._progress.step(now)
         return {"moved": moves}
@@ -178,7 +141,8 @@ class EnginePass:
         self._executor.close()
         if self._engine is not None:
             self._engine.close()
-        self._former.close()
+        if self._former is not None:
+            self._former.close()
         keep_commits_synced(on=False)
 
 
@@ -216,8 +180,8 @@ class SchedulerPass:
         progress: ProgressStep,
         batches: BatchStep,
         exclusive_batches: ExclusiveBatches,
-        leaders: LeaderCheck,
-        former: FormerEngine,
+        leaders: LeaderCheck | None,
+        former: FormerEngine | None,
     ) -> None:
         self._former = former
         self._evictor = evictor
@@ -253,13 +217,13 @@ class SchedulerPass:
             self._model_evictions.step(now)
         if has_exclusive_batches:
             self._exclusive_batches.step(now)
-        if has_engines:
+        if has_engines and self._leaders is not None:
             # Slurm may run jobs on this host beside gpucoord.
             self._leaders.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)
-        if has_engines:
+        if has_engines and self._former is not None:
             self._former.step(now)
         self._batches.step(now)
         placed = self._dispatcher.step(now, has_room=has_room)
@@ -276,6 +240,7 @@ class SchedulerPass:
 
     def close(self) -> None:
         self._executor.close()
-        self._former.close()
+        if self._former is not None:
+            self._former.close()
         self._models.close()
         keep_commits_synced(on=False)

@@ -8,19 +8,13 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.facts.formats import part
-from scheduler.dispatch.steps import engine_endings
 from scheduler.facts.prompts import DayUse
 from scheduler.language_models.prompts import rows as prompts
-from scheduler.limits.quotas.pages import QuotaFigure
+from scheduler.limits.quotas.pages import QuotaFigure, decided_elsewhere
 
 register = template.Library()
 register.filter(part)
-
-
-@register.simple_tag
-def decided_elsewhere() -> list[str]:
-    """Sentences about decisions that gpucoord does not take."""
-    return engine_endings.decided_elsewhere()
+register.simple_tag(decided_elsewhere)
 
 
 @register.simple_tag

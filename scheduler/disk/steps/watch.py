@@ -9,7 +9,7 @@ from pathlib import Path
 
 from monitor.facts.readings import Snapshot
 from monitor.journal.rows import audit, events
-from monitor.runtime.rows import periodic_tasks
+from monitor.runtime.rows import extensions, periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows
@@ -71,7 +71,8 @@ class DiskWatch:
         judged = self._isolation.each(folders, lambda folder: folder.path, judge, now)
         folder_rows.forget_others(self._host, [folder.path for folder in folders])
         stages = [stage for _, stage in judged]
-        self._clean(stages, now)
+        if extensions.is_on("cleanup"):
+            self._clean(stages, now)
         return stages
 
     def _clean(self, stages: Sequence[DiskLevel], now: datetime) -> None:

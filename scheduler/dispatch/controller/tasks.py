@@ -9,6 +9,7 @@ from django.conf import settings
 from monitor import tasks
 from monitor.incidents.alerts.steps.writer import AlertWriter
 from monitor.runtime.facts import Guard
+from monitor.runtime.rows import extensions
 from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.controller.step import (
     ConstraintWatch,
@@ -32,7 +33,8 @@ from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.queue.sizing.step import AttemptUses
 from scheduler.runner.enforce.actions import ProcessControl
 from scheduler.submission.idle_work.step import IdleWork
-from scheduler.terminals.step import IdleTerminals
+
+TERMINALS = "scheduler.terminals.step:IdleTerminals"
 
 
 def build(guard: Guard) -> Controller:
@@ -49,7 +51,7 @@ def build(guard: Guard) -> Controller:
         HotGpus(config.node),
         IdleResources(config.node),
         IdleWork(config.node),
-        IdleTerminals(config.node),
+        *(each(config.node) for each in extensions.parts(TERMINALS)),
         Enforcement(config.node, ProcessControl(Path(settings.DATA) / "run" / "pacing")),
         AlertWriter(tasks.queue),
         JobNotifications(config.node, tasks.queue),

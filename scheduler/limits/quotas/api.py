@@ -13,7 +13,6 @@ from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
 from monitor.api import InvalidInput, PlainText, RequestBody
-from scheduler.dispatch.steps import engine_endings
 from scheduler.limits.quotas import actions
 from scheduler.limits.quotas import pages as quota_pages
 
@@ -165,7 +164,7 @@ def _quota_of(name: str, now: datetime) -> dict[str, Any]:
         "gpu_minutes_left": own.left,
         "resets_at": own.resets_at,
         "zone": own.zone,
-        "decided_elsewhere": engine_endings.decided_elsewhere(),
+        "decided_elsewhere": quota_pages.decided_elsewhere(),
     }
 
 

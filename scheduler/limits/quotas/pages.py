@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.facts.formats import gib
+from monitor.runtime.rows.extensions import parts
 from scheduler.facts.jobs import PRIORITIES, JobState
 from scheduler.facts.people import Quota, UserAccount
 from scheduler.facts.units import minutes_left, minutes_taken, size
@@ -310,3 +311,9 @@ def shares(request: HttpRequest) -> HttpResponse:
     sort, shows_inactive = request.GET.get("sort", ""), "all" in request.GET
     context = whole(person, sort, shows_inactive, timezone.now())
     return render(request, "scheduler/shares.html", context)
+
+
+def decided_elsewhere() -> list[str]:
+    """Sentences about decisions that gpucoord does not take."""
+    of_engines = parts("scheduler.dispatch.steps.engine_endings:decided_elsewhere")
+    return [sentence for decided in of_engines for sentence in decided()]

@@ -11,8 +11,8 @@ from django.db import transaction
 
 from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps.dispatcher import Dispatcher
+from scheduler.dispatch.steps.engine_pass import FormerEngine
 from scheduler.dispatch.steps.engine_tasks import EngineStep
-from scheduler.execution.tasks import FormerEngine
 from scheduler.facts.plans import PlanPolicy
 from scheduler.models import EngineStatus, EngineTask, Job
 from tests import jobs_made

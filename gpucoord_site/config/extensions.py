@@ -1,0 +1,74 @@
+"""The extensions: parts that a site can switch off, with the modules that belong to each alone.
+
+None of these modules is loaded while its extension is off. Its pages are then absent (404), its
+steps leave the loops, and its tables stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+_DISPATCH = "scheduler.dispatch.steps"
+_ENGINES = "scheduler.execution.engines"
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "terminals": ("scheduler.terminals.consumers", "scheduler.terminals.step"),
+    "cleanup": (
+        "scheduler.disk.api",
+        "scheduler.disk.pages",
+        "scheduler.disk.probes.files",
+        "scheduler.disk.steps.cleaner",
+    ),
+    "slurm": (
+        f"{_DISPATCH}.engine_answers",
+        f"{_DISPATCH}.engine_calls",
+        f"{_DISPATCH}.engine_endings",
+        f"{_DISPATCH}.engine_leaders",
+        f"{_DISPATCH}.engine_pass",
+        f"{_DISPATCH}.engine_queue",
+        f"{_DISPATCH}.engine_tasks",
+        f"{_ENGINES}.background",
+        f"{_ENGINES}.leaders",
+        f"{_ENGINES}.policy.follow",
+        f"{_ENGINES}.policy.requests",
+        f"{_ENGINES}.policy.slurm_reasons",
+        f"{_ENGINES}.policy.slurm_texts",
+        f"{_ENGINES}.slurm",
+    ),
+    "capacity": (
+        "reports.capacity.api",
+        "reports.capacity.metrics",
+        "reports.capacity.pages",
+        "reports.capacity.rows",
+        "reports.capacity.step",
+    ),
+    "schedules": (
+        "reports.schedule.actions",
+        "reports.schedule.api",
+        "reports.schedule.pages",
+        "reports.schedule.rows",
+        "reports.schedule.step",
+    ),
+    "demo": ("gpucoord_site.demo",),
+    "backup": ("gpucoord_site.backup",),
+}
+COMMANDS: Mapping[str, str] = {
+    "backup": "backup",
+    "demo": "demo",
+    "move-database": "backup",
+    "restore": "backup",
+}
+
+
+def rooms_off(on: Collection[str]) -> tuple[str, ...]:
+    """The modules that are not loaded while only these extensions are on."""
+    return tuple(room for name, rooms in ROOMS.items() if name not in on for room in rooms)
+
+
+def known(names: list[str]) -> list[str]:
+    """`none` is no extension. Raises ValueError for an unknown name."""
+    if names == ["none"]:
+        return []
+    unknown = [name for name in names if name not in ROOMS]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is no extension; they are {', '.join(ROOMS)}")
+    return names
