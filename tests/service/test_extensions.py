@@ -26,7 +26,7 @@ OPEN = {200, 302, 405}
 
 
 def opened(extensions: list[str], data: Path) -> dict[str, Any]:
-    """What all_pages.py prints while only these extensions are on."""
+    """The answer of all_pages.py while only these extensions are on."""
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
