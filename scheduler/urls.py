@@ -65,6 +65,7 @@ urlpatterns = [
     path("search/", search.search, name="search"),
     path("timeline/", timeline_pages.timeline, name="timeline"),
     path("scripts/", script_views.scripts, name="scripts"),
+    path("folders/", script_views.folders, name="folders"),
     path("scripts/<str:name>/", script_views.script, name="script"),
     path("windows/", time_window_views.all_windows, name="windows"),
     path("windows/ask/", time_window_views.ask, name="window-ask"),

@@ -236,6 +236,16 @@
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
 
+  // ---- A chosen folder goes into the field above the list ----
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-folder]");
+    if (!button) return;
+    const input = button.closest(".field").querySelector("input");
+    input.value = button.dataset.folder;
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  });
+
   // ---- Menus close when the reader goes on ----
 
   function closeMenus(except) {

@@ -5,23 +5,28 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from django import forms
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
+from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.scripts import Script
+from scheduler.runner.accounts import MissingAccount
+from scheduler.runner.folders import Listing, list_folders
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows
 
 PREFIX = "script_args."
-LONGEST_VALUE = 20_000
+LONGEST_VALUE, LONGEST_PATH = 20_000, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,31 @@ def script(request: HttpRequest, name: str) -> HttpResponse:
     return render(request, "scheduler/script.html", context, status=422 if form.errors else 200)
 
 
+@require_safe
+def folders(request: HttpRequest) -> HttpResponse:
+    """The folders that the user's account may read here, for the fields of paths.
+
+    path, or the value of the named field; without either, the home folder.
+    """
+    query = request.GET
+    path = query.get("path") or query.get(query.get("field", ""), "")
+    context: dict[str, Any] = {"host": settings.CONFIG.node}
+    try:
+        account = account_of_jobs(cast(User, request.user), settings.CONFIG.run_as)
+    except MissingAccount as error:
+        context["listing"] = Listing("/", problem=str(error))
+        return render(request, "scheduler/_folders.html", context)
+    if not path.startswith("/") or "\0" in path or len(path) > LONGEST_PATH:
+        path = account.home
+    listing = list_folders(path, account, Path(settings.DATA))
+    context |= {
+        "listing": listing,
+        "folders": [(name, str(Path(listing.path) / name)) for name in listing.folders],
+        "account": account.name,
+    }
+    return render(request, "scheduler/_folders.html", context)
+
+
 class ScriptForm(forms.Form):
     """A field for each argument, and the name and priority of the job."""
 
@@ -96,6 +126,12 @@ class ScriptForm(forms.Form):
                 known = refusal.field if refusal.field in self.fields else None
                 self.add_error(known, refusal.text)
             return None
+
+
+class PathField(forms.CharField):
+    """An absolute path. The form lists folders below it."""
+
+    is_path = True
 
 
 def argument_fields(script: Script, but: str = "") -> dict[str, forms.Field]:
@@ -138,8 +174,8 @@ def field_of(rule: Mapping[str, Any], name: str) -> forms.Field:
     if rule.get("type") == "array":
         area = forms.Textarea({"rows": 3, **attributes})
         return forms.CharField(widget=area, max_length=LONGEST_VALUE, **common)
-    box = forms.TextInput(attributes)
-    return forms.CharField(widget=box, max_length=LONGEST_VALUE, **common)
+    kind = PathField if str(rule.get("pattern", "")).startswith("^/") else forms.CharField
+    return kind(widget=forms.TextInput(attributes), max_length=LONGEST_VALUE, **common)
 
 
 def _initial(default: Any) -> Any:
