@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +17,6 @@ from django.test import Client
 from django.utils import timezone
 
 from scheduler.models import Attempt, Batch, Job, ScriptDefinition, YieldRequest
-from scheduler.runner import process_tree
 from scheduler.runner.programs import worker
 from scheduler.submission.batches import policy
 from tests.processes.attempts import wait_for
@@ -144,6 +140,30 @@ def test_a_worker_that_never_reads_its_input_is_stopped_at_the_time_limit(tmp_pa
     assert answer["error"] == "It took longer than its time limit of 0.5 s."
 
 
+def test_a_worker_reserves_its_next_item_and_returns_it_when_it_has_to_leave(
+    tmp_path: Path,
+) -> None:
+    items = [[0, 1, "half"], [1, 1, "a"], [2, 1, "b"]]
+    listed = {"workers": [[1, 1]], "items": items, "args": {}}
+    (tmp_path / "items.json").write_text(json.dumps(listed))
+    program = [sys.executable, worker_program.__file__, tmp_path / "marks"]
+    feeder = subprocess.Popen(
+        [sys.executable, "-I", worker.__file__, tmp_path, "--", *program],
+        env={"GPUCOORD_JOB_ID": "1", "GPUCOORD_ATTEMPT": "1"},
+    )
+
+    try:
+        wait_for(lambda: "half" in read(tmp_path / "marks") and read(tmp_path / "1.1"))
+        reserved = json.loads(read(tmp_path / "1.1"))
+    finally:
+        feeder.terminate()
+        feeder.wait()
+
+    assert (reserved["began"], "ended" in reserved) == (0, False)
+    assert all(json.loads(read(tmp_path / name))["returned"] for name in ("0.1", "1.1"))
+    assert not (tmp_path / "2.1").exists()
+
+
 def test_an_item_is_tried_again_as_often_as_the_batch_allows(
     scheduler: Scheduler, root: User, marks: Path
 ) -> None:
@@ -252,80 +272,3 @@ def test_an_object_of_python_is_a_worker(scheduler: Scheduler, root: User, tmp_p
     assert wrong.items.get().error.startswith("ZeroDivisionError")
     (job,) = workers_of(batch)
     assert "this goes into the log" in log_of(job)
-
-
-def storm(scheduler: Scheduler, batch: Batch, kills: int, seed: int) -> Counter[str]:
-    """Kill parts at random while the batch runs; returns how often each part was killed."""
-    chance, killed = random.Random(seed), Counter[str]()
-    while reloaded(batch).state == "running":
-        before = reloaded(batch).completed
-        scheduler.run_until(
-            lambda before=before: (
-                reloaded(batch).completed >= before + 5 or reloaded(batch).state != "running"
-            ),
-            within_s=60,
-        )
-        if killed.total() >= kills:
-            continue
-        part = chance.choice(["scheduler", "runner", "both", "worker", "program"])
-        killed[part] += kill(scheduler, batch, part)
-    return killed
-
-
-def kill(scheduler: Scheduler, batch: Batch, part: str) -> bool:
-    """False: there was nothing to kill."""
-    if part == "scheduler":
-        scheduler.restart()
-        return True
-    open_attempts = Attempt.objects.filter(job__worker_batch=batch.pk, ended_at=None)
-    attempt = open_attempts.exclude(pid=None).order_by("pk").first()
-    if attempt is None or attempt.pid is None or attempt.runner_pid is None:
-        return False
-    try:
-        if part == "both":
-            kill_runner_of(attempt.job)
-        elif part == "program":
-            for child in process_tree.descendants(attempt.pid):
-                os.kill(child.pid, signal.SIGKILL)
-        else:
-            os.kill(attempt.pid if part == "worker" else attempt.runner_pid, signal.SIGKILL)
-    except (ProcessLookupError, AssertionError):
-        return False
-    return True
-
-
-def check_each_result_once(batch: Batch, marks: Path, killed: Counter[str]) -> None:
-    """An item that was killed in its middle may begin again, but has one result."""
-    ended, items = reloaded(batch), list(batch.items.order_by("index"))
-    assert (ended.state, ended.completed) == ("complete", len(items))
-    assert [item.result["item"] for item in items] == [item.input for item in items]
-    begun = Counter(line for line in marks.read_text().splitlines() if line != "loaded")
-    assert len(begun) == len(items)
-    repeated = begun.total() - len(items)
-    assert repeated <= sum(item.attempt - 1 for item in items)
-    # A second kill of a runner meets the guardian that has replaced it.
-    assert repeated <= killed.total() - killed["scheduler"]
-
-
-def test_each_item_has_one_result_after_kills_of_all_parts(
-    scheduler: Scheduler, root: User, marks: Path
-) -> None:
-    batch = submitted(root, ["0.3"] * 60, retries=20)
-
-    killed = storm(scheduler, batch, kills=6, seed=4)
-
-    assert killed.total() >= 3, killed
-    check_each_result_once(batch, marks, killed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(8))
-def test_each_item_has_one_result_after_a_storm_of_kills(
-    scheduler: Scheduler, root: User, marks: Path, seed: int
-) -> None:
-    batch = submitted(root, ["0.1"] * 600, retries=20)
-
-    killed = storm(scheduler, batch, kills=40, seed=seed)
-
-    assert killed.total() >= 20, killed
-    check_each_result_once(batch, marks, killed)
