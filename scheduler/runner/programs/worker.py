@@ -7,7 +7,8 @@ The command loads once and prints `{"ready": true}`. Then it reads lines such as
 `{"error": "..."}`. Any number of `{"progress": 0.4}` may come before. Other lines go into the log.
 
     FOLDER/items.json  the items at hand, written by the service as a whole
-    FOLDER/INDEX.TRY   the worker that has taken this try of an item, then also its answer
+    FOLDER/INDEX.TRY   the worker that has taken this try of an item, then also its answer.
+                       began 0: it is reserved for when the worker has answered its current item
     FOLDER/lock        held while an item is taken; the kernel releases it when its holder dies
 
 An item stays in items.json until its answer is stored, and then its file is deleted here.
@@ -26,6 +27,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ LIST, LOCK = "items.json", "lock"
 LONGEST_LINE = 1024 * 1024
 LONGEST_ERROR = 1000
 POLL_S, LOOK_S, PROGRESS_EVERY_S = 0.05, 0.2, 0.5
+# An item is short if the time between two items counts.
+SHORT_S = 1.0
 # From the end of its input to SIGTERM, and from that to SIGKILL.
 CLOSE_S, GRACE_S = 10.0, 2.0
 SAVED, TERMINATED = 85, 128 + signal.SIGTERM
@@ -107,12 +112,12 @@ class Program:
 
 
 class Current:
-    """The item that the worker has now."""
+    """The item that the worker has now, or next."""
 
-    def __init__(self, index: int, name: str) -> None:
-        self.index = index
-        self.name = name
-        self.began, self.began_at = time.monotonic(), time.time()
+    def __init__(self, index: int, number: int, text: str) -> None:
+        self.index, self.text = index, text
+        self.name = f"{index}.{number}"
+        self.began, self.began_at = 0.0, 0.0
         self.progress = 0.0
 
 
@@ -130,6 +135,10 @@ class Feeder:
         self._read: tuple[int, int] | None = None
         self._is_ready = False
         self._current: Current | None = None
+        # Taken early, because the worker would wait for that. Only after a short item: another
+        # worker may be free before a long one ends.
+        self._next: Current | None = None
+        self._last_s = inf
         # Items of the list that a worker is known to have taken.
         self._taken: set[str] = set()
         # Items whose answers are not stored yet, and the number of all answers.
@@ -156,8 +165,11 @@ class Feeder:
                 self._is_told_to_stop = True
                 self._program.signal(signal.SIGTERM)
             if self._current is not None:
+                if time.monotonic() - self._current.began > SHORT_S:
+                    self._return_next()
                 continue
             if (reason := self._leaves()) is not None:
+                self._return_next()
                 self._program.end(CLOSE_S if self._is_ready else 0.0)
                 return reason
             if self._is_ready:
@@ -202,24 +214,58 @@ class Feeder:
             self._is_ready = body.get("ready") is True
             self._report()
         elif self._current is not None and not body.keys().isdisjoint(ANSWERS):
-            self._answer({name: body[name] for name in ANSWERS if name in body})
+            self._go_on(self._current, {name: body[name] for name in ANSWERS if name in body})
         elif self._current is not None and isinstance(body.get("progress"), (int, float)):
             self._current.progress = min(1.0, max(0.0, body["progress"]))
             self._report()
 
+    def _go_on(self, done: Current, answer: dict[str, Any]) -> None:
+        """The worker gets its next item before the answer is written: it waits meanwhile."""
+        self._current, self._last_s = None, time.monotonic() - done.began
+        item = self._next if self._leaves() is None else None
+        if item is not None:
+            self._begin(item)
+        self._answer(done, answer)
+        if item is not None:
+            self._write(item, {})
+            self._reserve()
+
     def _take(self) -> None:
-        """Take the first item at hand that no worker has, and send it."""
+        """Send the next item to the worker, if there is one."""
+        item = self._next or self._free_item(1)
+        if item is not None:
+            self._begin(item)
+            self._write(item, {})
+            self._report()
+            self._reserve()
+
+    def _begin(self, item: Current) -> None:
+        self._current, self._next = item, None
+        item.began, item.began_at = time.monotonic(), time.time()
+        self._program.send({"item": item.text, "index": item.index, "args": self._list["args"]})
+
+    def _reserve(self) -> None:
+        """Take the next item early, if so many are at hand that no other worker needs it."""
+        if self._last_s < SHORT_S:
+            self._next = self._free_item(1 + len(self._list["workers"]))
+
+    def _free_item(self, least: int) -> Current | None:
+        """Take the first item at hand that no worker has; None: there are fewer than `least`."""
         with self._alone():
             # The file of an item that is not listed any more may be deleted.
             self._look()
-            item = next(filter(self._is_free, self._list.get("items", ())), None)
-            if item is None:
-                return
-            index, number, text = item
-            self._current = Current(index, f"{index}.{number}")
-            self._write(self._current, {})
-        self._program.send({"item": text, "index": index, "args": self._list["args"]})
-        self._report()
+            free = filter(self._is_free, self._list.get("items", ()))
+            first = list(islice(free, least))
+            if len(first) < least:
+                return None
+            item = Current(*first[0])
+            self._write(item, {})
+            return item
+
+    def _return_next(self) -> None:
+        if self._next is not None:
+            self._write(self._next, {"ended": time.time(), "returned": True})
+            self._next = None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -230,18 +276,21 @@ class Feeder:
         finally:
             os.close(descriptor)
 
-    def _answer(self, body: dict[str, Any]) -> None:
-        if self._current is None:
-            return
+    def _answer(self, item: Current, body: dict[str, Any]) -> None:
         if "error" in body:
             body = {"error": str(body["error"])[:LONGEST_ERROR]}
-        self._write(self._current, {"ended": time.time(), **body})
-        self._answered.add(self._current.name)
+        self._write(item, {"ended": time.time(), **body})
+        self._answered.add(item.name)
         if "error" in body:
-            self._failed.add(self._current.name)
+            self._failed.add(item.name)
         self._count += 1
-        self._current = None
         self._report()
+
+    def _end_current(self, body: dict[str, Any]) -> None:
+        """Answer for a worker that cannot."""
+        if self._current is not None:
+            self._answer(self._current, body)
+            self._current = None
 
     def _write(self, item: Current, answer: dict[str, Any]) -> None:
         """As a whole or not at all."""
@@ -255,11 +304,13 @@ class Feeder:
         code = self._program.end(CLOSE_S)
         current, was_ready = self._current, self._is_ready
         if self.is_stopping:
-            self._answer({"returned": True})
+            self._end_current({"returned": True})
+            self._return_next()
             return self._leave_code()
         how = f"signal {code - 128}" if code > 128 else f"exit code {code}"
-        self._answer({"error": f"The worker ended with {how}."})
+        self._end_current({"error": f"The worker ended with {how}."})
         if current is None or not was_ready:
+            self._return_next()
             return code or 1
         self._start_again()
         return None
@@ -274,7 +325,7 @@ class Feeder:
         """An item that takes too long fails alone, but the worker must load again."""
         self._program.end(0.0)
         limit = self._list["time_limit_s"]
-        self._answer({"error": f"It took longer than its time limit of {limit:g} s."})
+        self._end_current({"error": f"It took longer than its time limit of {limit:g} s."})
         self._start_again()
 
     def _start_again(self) -> None:
@@ -287,7 +338,7 @@ class Feeder:
             return self._leave_code()
         if self._job in self._list.get("leave", ()):
             return 0
-        if self._failed or not self._list.get("is_over"):
+        if self._next is not None or self._failed or not self._list.get("is_over"):
             return None
         return None if any(map(self._is_free, self._list["items"])) else 0
 

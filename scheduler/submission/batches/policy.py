@@ -186,6 +186,9 @@ def decide(answer: Answer, ending: str | None, failures: int, retries: int) -> D
         return Decision(status=ItemState.COMPLETE, output=answer.output, took_s=answer.took_s)
     error = answer.error
     if answer.ended is None:
+        if not answer.began:
+            # It is only reserved for a worker, which has another one now.
+            return Decision(status=ItemState.ASSIGNED if ending is None else ItemState.QUEUED)
         if ending is None:
             return Decision(status=ItemState.RUNNING)
         if ending == Outcome.CANCELLED.value:

@@ -195,6 +195,21 @@ def test_a_worker_that_ends_costs_its_item_a_try_only_if_it_failed(
     assert item(batch, 1)["status"] == "queued"
 
 
+def test_an_item_that_a_failed_worker_had_reserved_waits_again_without_a_failure(
+    alice: User, box: Box
+) -> None:
+    batch = submitted(alice, 9)
+    (worker,) = started(box, batch)
+    box.write(box.listed()["items"][0], worker, began=0)
+    box.step()
+    assert item(batch, 0)["status"] == "assigned"
+
+    jobs_made.end(Job.objects.get(pk=worker.job_id), "failed")
+    box.step()
+
+    assert (item(batch, 0)["status"], item(batch, 0)["failures"]) == ("queued", 0)
+
+
 def test_an_answer_counts_though_its_worker_was_killed_before_it_was_read(
     alice: User, box: Box
 ) -> None:

@@ -140,10 +140,10 @@ def test_a_worker_that_never_reads_its_input_is_stopped_at_the_time_limit(tmp_pa
     assert answer["error"] == "It took longer than its time limit of 0.5 s."
 
 
-def test_a_worker_reserves_its_next_item_and_returns_it_when_it_has_to_leave(
+def test_a_worker_reserves_its_next_item_but_returns_it_while_the_current_one_takes_long(
     tmp_path: Path,
 ) -> None:
-    items = [[0, 1, "half"], [1, 1, "a"], [2, 1, "b"]]
+    items = [[index, 1, text] for index, text in enumerate(("a", "half", "b", "c"))]
     listed = {"workers": [[1, 1]], "items": items, "args": {}}
     (tmp_path / "items.json").write_text(json.dumps(listed))
     program = [sys.executable, worker_program.__file__, tmp_path / "marks"]
@@ -153,15 +153,14 @@ def test_a_worker_reserves_its_next_item_and_returns_it_when_it_has_to_leave(
     )
 
     try:
-        wait_for(lambda: "half" in read(tmp_path / "marks") and read(tmp_path / "1.1"))
-        reserved = json.loads(read(tmp_path / "1.1"))
+        wait_for(lambda: "returned" in read(tmp_path / "2.1"))
     finally:
         feeder.terminate()
         feeder.wait()
 
-    assert (reserved["began"], "ended" in reserved) == (0, False)
-    assert all(json.loads(read(tmp_path / name))["returned"] for name in ("0.1", "1.1"))
-    assert not (tmp_path / "2.1").exists()
+    assert json.loads(read(tmp_path / "2.1"))["began"] == 0
+    assert json.loads(read(tmp_path / "1.1"))["returned"]
+    assert not (tmp_path / "3.1").exists()
 
 
 def test_an_item_is_tried_again_as_often_as_the_batch_allows(
