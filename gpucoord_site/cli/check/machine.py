@@ -67,9 +67,10 @@ def program(_config: Config) -> Iterator[Finding]:
     if closed is None:
         yield ok("program", f"{interpreter} can be run by all accounts")
     else:
-        text = f"{closed} is closed to other accounts, so their jobs can't run the shipped scripts"
+        text = f"{closed} is closed to other accounts"
+        unable = "they can run neither the command `gpucoord` nor jobs with the shipped scripts"
         todo = "install gpucoord with a Python that all may read, such as Debian's in /opt/gpucoord"
-        yield warn("program", f"{text}, nor they the command `gpucoord`", todo)
+        yield warn("program", f"{text}: {unable}", todo)
 
 
 def closed_part(path: Path) -> Path | None:
