@@ -223,7 +223,8 @@ def timeline_label(bar: Bar, lane: int, lanes: int, span: Span, many: bool = Fal
         span.width(bar.begin, end or span.until),
         round(100 / lanes, 1),
         bar.begin,
-        end if bar.end or bar.kind == BarKind.EXPECTED else "now",
+        # An expected run without a known end goes on to the end of the view.
+        (end or "Infinity") if bar.end or bar.kind == BarKind.EXPECTED else "now",
         look_of(bar.owner).mark if bar.owner else "?",
         bar.submitter if bar.kind is BarKind.USE else f"{bar.submitter} · {bar.label}",
     )

@@ -17,6 +17,9 @@ from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Window
 from scheduler.jobs.timeline import pages
+from scheduler.jobs.timeline.charts import Span
+from scheduler.jobs.timeline.facts import Bar, BarKind
+from scheduler.templatetags.job_tags import timeline_label
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid
 
@@ -121,6 +124,14 @@ def test_a_waiting_job_is_expected_where_the_forecast_puts_it(
 
     [bar] = [bar for bar, _ in row.bars if bar.job == waits.pk]
     assert (bar.state, bar.owner) == ("expected", "alice")
+
+
+def test_the_name_of_an_expected_run_without_a_known_end_reaches_to_the_end_of_the_view() -> None:
+    now = int(NOW.timestamp())
+    bar = Bar(gpu_uuid(1), BarKind.EXPECTED, "alice", "train", now + 60, None)
+    span = Span(now - 3600, now + 3600, now)
+
+    assert 'data-to="Infinity"' in timeline_label(bar, 0, 1, span)
 
 
 def test_a_time_window_is_a_band(

@@ -107,8 +107,8 @@ def energy(totals: Totals) -> Iterator[str]:
     costs = totals.costs
     if totals.energy_kwh is not None:
         idle = totals.idle_energy_kwh
-        part = "" if idle is None else f", {idle:.1f} kWh of it without work"
-        yield f"Energy: {totals.energy_kwh:.1f} kWh{part}"
+        part = "" if idle is None else f", {sig3(idle)} kWh of it without work"
+        yield f"Energy: {sig3(totals.energy_kwh)} kWh{part}"
     money = [
         f"{word} {value:.2f} {costs.currency}"
         for word, value in (
