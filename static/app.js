@@ -218,9 +218,17 @@
     }
   }
 
+  // A message may swap several parts. What follows is done once, before the next frame.
+  const afterSwaps = [removeBlanks];
+  let isScheduled = false;
   document.addEventListener("htmx:after:swap", () => {
     moved = true;
-    removeBlanks();
+    if (isScheduled) return;
+    isScheduled = true;
+    window.requestAnimationFrame(() => {
+      isScheduled = false;
+      for (const work of afterSwaps) work();
+    });
   });
 
   // ---- Notifications and copy buttons work on https and on localhost only ----
@@ -269,7 +277,7 @@
   }
   reachScrolling();
   window.addEventListener("resize", reachScrolling);
-  document.addEventListener("htmx:after:swap", reachScrolling);
+  afterSwaps.push(reachScrolling);
 
   // ---- Parts that the reader has opened or closed stay so, whatever an update replaces ----
 
@@ -303,6 +311,6 @@
     alert.dataset.focused = "";
     field.focus();
   }
-  document.addEventListener("htmx:after:swap", focusMistake);
+  afterSwaps.push(focusMistake);
   focusMistake();
 })();

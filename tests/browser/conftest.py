@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import (
@@ -54,6 +56,35 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         yield browser
         browser.close()
+
+
+OVERUSE = "Detected GPU hog: python (PID 4200001, alice) at 95 %"
+
+
+def open_incident(service: Service, key: str = "by keyboard") -> None:
+    """Write an incident of another host, which the controller of this one leaves alone."""
+    at = datetime.now(UTC).replace(tzinfo=None).isoformat(" ")
+    row = {
+        "host": "elsewhere",
+        "rule": "sustained",
+        "key": key,
+        "user": "alice",
+        "severity": "warning",
+        "text": OVERUSE,
+        **dict.fromkeys(("since_at", "opened_at", "last_seen_at"), at),
+        **dict.fromkeys(("waiting", "hog_spans"), "[]"),
+        **dict.fromkeys(("is_muted", "waited_jobs", "waited_s"), 0),
+        **dict.fromkeys(
+            ("program", "container", "job_ref", "job_owner", "closed_by", "subject"), ""
+        ),
+        **dict.fromkeys(("acknowledged_by", "explanation"), ""),
+    }
+    marks = ", ".join("?" * len(row))
+    with sqlite3.connect(service.database, timeout=10) as database:
+        database.execute(
+            f"INSERT INTO monitor_incident ({', '.join(row)}) VALUES ({marks})", [*row.values()]
+        )
+    database.close()
 
 
 Open = Callable[..., Page]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
-from tests.browser.conftest import GPU_0, PHONE, WIDE, Open
+from tests.browser.conftest import GPU_0, OVERUSE, PHONE, WIDE, Open, open_incident
 from tests.browser.test_live import is_live
 from tests.processes.service import Service
 
@@ -59,35 +58,6 @@ def test_a_job_is_submitted_and_cancelled_by_keyboard_alone(open_page: Open) -> 
     page.keyboard.press("Enter")
 
     expect(page.locator(".job-verdict .badge")).to_have_text("cancelled")
-
-
-OVERUSE = "Detected GPU hog: python (PID 4200001, alice) at 95 %"
-
-
-def open_incident(service: Service, key: str = "by keyboard") -> None:
-    """Write an incident of another host, which the controller of this one leaves alone."""
-    at = datetime.now(UTC).replace(tzinfo=None).isoformat(" ")
-    row = {
-        "host": "elsewhere",
-        "rule": "sustained",
-        "key": key,
-        "user": "alice",
-        "severity": "warning",
-        "text": OVERUSE,
-        **dict.fromkeys(("since_at", "opened_at", "last_seen_at"), at),
-        **dict.fromkeys(("waiting", "hog_spans"), "[]"),
-        **dict.fromkeys(("is_muted", "waited_jobs", "waited_s"), 0),
-        **dict.fromkeys(
-            ("program", "container", "job_ref", "job_owner", "closed_by", "subject"), ""
-        ),
-        **dict.fromkeys(("acknowledged_by", "explanation"), ""),
-    }
-    marks = ", ".join("?" * len(row))
-    with sqlite3.connect(service.database, timeout=10) as database:
-        database.execute(
-            f"INSERT INTO monitor_incident ({', '.join(row)}) VALUES ({marks})", [*row.values()]
-        )
-    database.close()
 
 
 def test_an_incident_is_acknowledged_by_keyboard_alone(open_page: Open, service: Service) -> None:

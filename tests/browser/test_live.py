@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page, StorageState, expect
 
-from tests.browser.conftest import GPU_0, Open
+from tests.browser.conftest import GPU_0, Open, open_incident
 from tests.browser.test_every_page import PATHS
 from tests.processes.service import Service
 
@@ -182,7 +182,29 @@ DETAILS = """(open) => [...document.querySelectorAll("main details")]
   .map((each) => each.id || each.querySelector("summary").textContent.trim())"""
 
 
-def test_all_that_a_reader_opened_stays_open_on_each_page(open_page: Open) -> None:
+def incident_page(page: Page, service: Service) -> str:
+    """The address of the page of an open incident, which this host leaves alone."""
+    open_incident(service, "with details")
+    page.goto("/incidents/")
+    page.locator("main").get_by_role("link", name="Detected GPU hog").first.click()
+    page.wait_for_url(re.compile(r"/incidents/\d+/$"))
+    return page.url
+
+
+def batch_page(page: Page) -> str:
+    """The address of the page of a batch that runs."""
+    page.goto("/batches/")
+    page.get_by_label("Command").fill("sleep 60")
+    page.get_by_label("Items", exact=True).fill("a\nb")
+    page.get_by_label("GPUs", exact=True).fill("0")
+    page.get_by_role("button", name="Submit the batch").click()
+    page.wait_for_url(re.compile(r"/batches/\d+/"))
+    return page.url.partition("#")[0]
+
+
+def test_all_that_a_reader_opened_stays_open_on_each_page(
+    open_page: Open, service: Service
+) -> None:
     page = open_page("/jobs/new/")
     page.get_by_label("Command").fill("sleep 300")
     page.get_by_label("GPUs", exact=True).fill("0")
@@ -191,7 +213,7 @@ def test_all_that_a_reader_opened_stays_open_on_each_page(open_page: Open) -> No
     gpu = page.context.new_page()
     gpu.goto("/")
     path = gpu.locator(GPU_0).get_attribute("href")
-    paths = [*PATHS, str(path), page.url]
+    paths = [*PATHS, str(path), page.url, incident_page(gpu, service), batch_page(gpu)]
     tabs = {}
     for path in paths:
         tabs[path] = page.context.new_page()

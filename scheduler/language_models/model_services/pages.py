@@ -18,6 +18,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from monitor.facts.formats import duration
 from monitor.facts.input_rules import character_problem
 from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
@@ -106,6 +107,22 @@ class ServiceLine:
     @property
     def in_flight(self) -> int:
         return sum(line.row.in_flight for line in self.instances)
+
+    @property
+    def answer(self) -> str:
+        """The time to the begin of an answer to a request of now; "" = unknown."""
+        loaded = [
+            line.row for line in self.instances if line.row.state == InstanceState.READY.value
+        ]
+        if any(row.in_flight < self.row.concurrency for row in loaded):
+            return "at once"
+        if loaded:
+            return "after earlier requests"
+        waits = [line.ready_in_s for line in self.instances if line.ready_in_s is not None]
+        if waits:
+            return f"in ~{duration(min(waits))}"
+        is_startable = self.word == InstanceState.STOPPED.value
+        return f"after ~{duration(self.expected_boot_s)} of loading" if is_startable else ""
 
 
 def service_line(row: ModelService, numbers: dict[str, int], now: datetime) -> ServiceLine:

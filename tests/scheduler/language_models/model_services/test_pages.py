@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -34,6 +35,24 @@ def test_the_list_shows_when_a_model_is_ready(
 
     assert "qwen2.5:7b" in html
     assert "ready in ~8" in html
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"state": "ready", "in_flight": 1}, "<td>at once</td>"),
+        ({"state": "ready", "in_flight": 2}, "<td>after earlier requests</td>"),
+        ({"state": "cooling"}, "–"),
+        (None, "of loading</td>"),
+    ],
+)
+def test_the_list_says_when_an_answer_would_begin(
+    small: ModelService, alice: User, as_user: AsUser, changes: Any, answer: str
+) -> None:
+    ModelService.objects.update(concurrency=2)
+    if changes:
+        ModelInstance.objects.create(service=small, since=timezone.now(), **changes)
+    assert answer in as_user(alice).get("/models/").content.decode()
 
 
 def test_without_services_the_list_says_who_adds_them(alice: User, as_user: AsUser) -> None:
