@@ -133,6 +133,7 @@
     if (message.t) app.skew = message.t + message.age - Date.now() / 1000;
     app.connection.report(message.problem || "");
     if (hasReadings) app.connection.readings(message.t || null, message.age);
+    app.figuresCame();
     acknowledge(message.n);
   }
 

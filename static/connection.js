@@ -217,5 +217,5 @@
     window.setTimeout(() => { leaving = false; }, 2000);
   });
   if (!document.getElementById("feed")) ask();
-  window.setInterval(show, 1000);
+  app.everySecond(show);
 })();

@@ -19,7 +19,7 @@
   }
 
   showState();
-  window.setInterval(showState, 1000);
+  window.gpucoord.everySecond(showState);
 
   // ---- The palette ----
 

@@ -99,6 +99,24 @@ window.gpucoord = {};
     for (const { fragment } of event.detail.tasks || []) if (fragment) freshenMoments(fragment);
   });
   document.addEventListener("htmx:after:swap", freshenRelative);
-  tick();
-  window.setInterval(tick, 1000);
+
+  // ---- Work of each second: together with the figures that come then, so that one frame has all ----
+
+  const ALONE_MS = 1000, WITH_FIGURES_MS = 1500, SHORTEST_MS = 700;
+  const works = [];
+  let timer = 0, ranAt = 0, pause = ALONE_MS;
+  function second() {
+    ranAt = performance.now();
+    window.clearTimeout(timer);
+    timer = window.setTimeout(() => { pause = ALONE_MS; second(); }, pause);
+    for (const work of works) work();
+  }
+  app.everySecond = (work) => works.push(work);
+  // Figures have come. The timer steps in when they stay away.
+  app.figuresCame = () => {
+    pause = WITH_FIGURES_MS;
+    if (performance.now() - ranAt >= SHORTEST_MS) second();
+  };
+  app.everySecond(tick);
+  second();
 })();
