@@ -16,8 +16,12 @@ from django.core import checks
 @cache
 def load_admin() -> None:
     """Register its pages, once. Only a process that serves or checks them needs it."""
-    admin.autodiscover()
     from gpucoord_site.accounts import admin as account_admin
+    from monitor.runtime.rows.extensions import parts
+
+    admin.autodiscover()
+    # The pages of extensions register themselves.
+    parts("scheduler.admin.model_services:admin", "scheduler.admin.idle_work:admin")
 
     account_admin.install()
 

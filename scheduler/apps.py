@@ -20,19 +20,19 @@ class SchedulerConfig(AppConfig):
         from scheduler.jobs.lifecycle import steps as job_files
         from scheduler.jobs.live.regions import register_regions
         from scheduler.jobs.pages.calibration import calibration_lines
-        from scheduler.language_models.model_services.rows import services as model_rows
-        from scheduler.language_models.prompts import rows as prompt_rows
         from scheduler.limits.quotas import rows as quota_rows
-        from scheduler.submission.batches.rows import batches as batch_rows
         from scheduler.submission.intake import steps as intake_checks
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         pruning.register(quota_rows.too_old)
-        pruning.register(model_rows.too_old)
-        pruning.register(prompt_rows.too_old)
         pruning.register(cleaning_runs.too_old)
-        pruning.register(batch_rows.expired)
         pruning.register(job_files.expired_jobs)
+        for old_rows in parts(
+            "scheduler.language_models.model_services.rows.services:too_old",
+            "scheduler.language_models.prompts.rows:too_old",
+            "scheduler.submission.batches.rows.batches:expired",
+        ):
+            pruning.register(old_rows)
         register_regions()
         status.register("scheduler/_accounts.html", intake_checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)

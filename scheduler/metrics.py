@@ -9,11 +9,11 @@ from django.db.models import Count, Min, QuerySet
 
 from monitor.journal.rows import counters
 from monitor.pages.metrics.families import Families
+from monitor.runtime.rows.extensions import parts
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.lifecycle.rows import durations
-from scheduler.language_models.prompts import metrics as prompt_metrics
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy.mode import Mode
 from scheduler.limits.throttle.policy.pressure import CLASSES
@@ -26,7 +26,8 @@ def add_metrics(into: Families, now: datetime) -> None:
     _add_predictions(into, now)
     _add_throttle(into, now)
     disk_metrics.add_metrics(into, now)
-    prompt_metrics.add_metrics(into, now)
+    for add_prompts in parts("scheduler.language_models.prompts.metrics:add_metrics"):
+        add_prompts(into, now)
 
 
 def _add_open(into: Families, now: datetime) -> None:

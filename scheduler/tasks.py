@@ -7,11 +7,11 @@ from pathlib import Path
 from django.conf import settings
 from django.utils import timezone
 
+from monitor.runtime.rows.extensions import parts
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.lifecycle import steps
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.jobs.lifecycle.steps import Clearer
-from scheduler.submission.batches.steps import workers
 
 
 def predict_starts() -> int:
@@ -25,7 +25,8 @@ def clear_files() -> int:
     config = settings.CONFIG
     data = Path(settings.DATA)
     steps.forget(data, config.node)
-    workers.clear(data, config.checkpoints)
+    for clear in parts("scheduler.submission.batches.steps.workers:clear"):
+        clear(data, config.checkpoints)
     clearer = Clearer(config.node, data, config.checkpoints)
     return len(clearer.step(timezone.now()))
 

@@ -11,14 +11,15 @@ from scheduler.jobs.pages import search, sooner
 from scheduler.jobs.pages import views as job_views
 from scheduler.jobs.pages import without_incident as without_incident_page
 from scheduler.jobs.timeline import pages as timeline_pages
-from scheduler.language_models.model_services import pages as model_pages
-from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.throttle import pages as throttle_pages
 from scheduler.limits.time_windows.pages import views as time_window_views
-from scheduler.submission.batches import pages as batch_views
-from scheduler.submission.idle_work import pages as idle_work_pages
-from scheduler.submission.scripts import pages as script_views
+
+BATCHES = "scheduler.submission.batches.pages"
+IDLE_WORK = "scheduler.submission.idle_work.pages"
+MODELS = "scheduler.language_models.model_services.pages"
+PROMPTS = "scheduler.language_models.prompts.pages"
+SCRIPTS = "scheduler.submission.scripts.pages"
 
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
@@ -26,13 +27,13 @@ urlpatterns = [
     extension_page("disks/", "scheduler.disk.pages:disks", "disks"),
     extension_page("disks/clean/", "scheduler.disk.pages:clean", "disks-clean"),
     extension_page("disks/clean/<int:pk>/", "scheduler.disk.pages:run", "disk-run"),
-    path("batches/", batch_views.batches, name="batches"),
-    path("batches/<int:pk>/", batch_views.batch, name="batch"),
-    path("batches/<int:pk>/cancel/", batch_views.cancel, name="batch-cancel"),
-    path("batches/<int:pk>/share/", batch_views.share, name="batch-share"),
-    path("batches/<int:pk>/approve/", batch_views.approve, name="batch-approve"),
-    path("batches/<int:pk>/retry/", batch_views.retry, name="batch-retry"),
-    path("idle-work/", idle_work_pages.idle_work, name="idle-work"),
+    extension_page("batches/", f"{BATCHES}:batches", "batches"),
+    extension_page("batches/<int:pk>/", f"{BATCHES}:batch", "batch"),
+    extension_page("batches/<int:pk>/cancel/", f"{BATCHES}:cancel", "batch-cancel"),
+    extension_page("batches/<int:pk>/share/", f"{BATCHES}:share", "batch-share"),
+    extension_page("batches/<int:pk>/approve/", f"{BATCHES}:approve", "batch-approve"),
+    extension_page("batches/<int:pk>/retry/", f"{BATCHES}:retry", "batch-retry"),
+    extension_page("idle-work/", f"{IDLE_WORK}:idle_work", "idle-work"),
     path(
         "incidents/<int:pk>/without/",
         without_incident_page.without_incident,
@@ -51,22 +52,22 @@ urlpatterns = [
     path("jobs/<int:pk>/release/", job_views.release, name="job-release"),
     path("jobs/<int:pk>/advice/", sooner.follow, name="job-follow"),
     path("jobs/<int:pk>/request/", sooner.request_more, name="job-request"),
-    path("models/", model_pages.models, name="models"),
+    extension_page("models/", f"{MODELS}:models", "models"),
     # Not below models/, where it could be the name of a model.
-    path("add-model/", model_pages.add, name="model-add"),
+    extension_page("add-model/", f"{MODELS}:add", "model-add"),
     # Names of models may have "/", so these come before the page of a model itself.
-    path("models/<path:name>/prompt/", prompt_pages.send, name="model-prompt"),
-    path("models/<path:name>/boot/", model_pages.boot, name="model-boot"),
-    path("models/<path:name>/unload/", model_pages.unload, name="model-unload"),
-    path("models/<path:name>/", model_pages.model, name="model"),
-    path("prompts/<int:number>/answer/", prompt_pages.answer, name="prompt-answer"),
+    extension_page("models/<path:name>/prompt/", f"{PROMPTS}:send", "model-prompt"),
+    extension_page("models/<path:name>/boot/", f"{MODELS}:boot", "model-boot"),
+    extension_page("models/<path:name>/unload/", f"{MODELS}:unload", "model-unload"),
+    extension_page("models/<path:name>/", f"{MODELS}:model", "model"),
+    extension_page("prompts/<int:number>/answer/", f"{PROMPTS}:answer", "prompt-answer"),
     path("mode/", throttle_pages.mode, name="mode"),
     path("shares/", quota_pages.shares, name="shares"),
     path("search/", search.search, name="search"),
     path("timeline/", timeline_pages.timeline, name="timeline"),
-    path("scripts/", script_views.scripts, name="scripts"),
-    path("folders/", script_views.folders, name="folders"),
-    path("scripts/<str:name>/", script_views.script, name="script"),
+    extension_page("scripts/", f"{SCRIPTS}:scripts", "scripts"),
+    extension_page("folders/", f"{SCRIPTS}:folders", "folders"),
+    extension_page("scripts/<str:name>/", f"{SCRIPTS}:script", "script"),
     path("windows/", time_window_views.all_windows, name="windows"),
     path("windows/ask/", time_window_views.ask, name="window-ask"),
     path("windows/<int:pk>/decide/", time_window_views.decide, name="window-decide"),

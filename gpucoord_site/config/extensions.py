@@ -10,7 +10,48 @@ from collections.abc import Collection, Mapping
 
 _DISPATCH = "scheduler.dispatch.steps"
 _ENGINES = "scheduler.execution.engines"
+_BATCHES = "scheduler.submission.batches"
+_IDLE_WORK = "scheduler.submission.idle_work"
+_MODELS = "scheduler.language_models.model_services"
+_PROMPTS = "scheduler.language_models.prompts"
 ROOMS: Mapping[str, tuple[str, ...]] = {
+    "models": (
+        f"{_DISPATCH}.model_evictions",
+        "scheduler.admin.model_services",
+        "scheduler.language_models.model_proxy",
+        f"{_MODELS}.actions",
+        f"{_MODELS}.api",
+        f"{_MODELS}.inputs",
+        f"{_MODELS}.pages",
+        f"{_MODELS}.probes",
+        f"{_MODELS}.rows",
+        f"{_MODELS}.step",
+        f"{_MODELS}.steps",
+        f"{_PROMPTS}.actions",
+        f"{_PROMPTS}.api",
+        f"{_PROMPTS}.metrics",
+        f"{_PROMPTS}.pages",
+        f"{_PROMPTS}.rows",
+        "scheduler.submission.task_records",
+    ),
+    "batches": (
+        f"{_DISPATCH}.exclusive_batches",
+        "scheduler.admin.idle_work",
+        f"{_BATCHES}.actions",
+        f"{_BATCHES}.api",
+        f"{_BATCHES}.live",
+        f"{_BATCHES}.pages",
+        f"{_BATCHES}.rows",
+        f"{_BATCHES}.step",
+        f"{_BATCHES}.steps",
+        f"{_IDLE_WORK}.actions",
+        f"{_IDLE_WORK}.api",
+        f"{_IDLE_WORK}.pages",
+        f"{_IDLE_WORK}.rows",
+        f"{_IDLE_WORK}.step",
+        "scheduler.submission.scripts.api",
+        "scheduler.submission.scripts.pages",
+    ),
     "terminals": ("scheduler.terminals.consumers", "scheduler.terminals.step"),
     "cleanup": (
         "scheduler.disk.api",

@@ -227,9 +227,9 @@ class Config(BaseSettings):
 
     extensions: Annotated[Names, AfterValidator(known)] = Field(
         default_factory=lambda: list(ROOMS),
-        description="Parts that are switched on: `terminals`, `cleanup` (page of disks and"
-        " clean-ups), `slurm`, `capacity`, `schedules` (stored reports), `demo`, `backup`;"
-        " not set: all; `none`: none of them.",
+        description="Parts that are switched on: `models`, `batches` (with registered scripts"
+        " and idle work), `terminals`, `cleanup` (page of disks and clean-ups), `slurm`,"
+        " `capacity`, `schedules` (stored reports), `demo`, `backup`; not set: all; `none`: none.",
     )
     engine: Literal["local", "slurm", "none"] = Field(
         "local",

@@ -39,15 +39,9 @@ from reports.tags.api import router as tag_router
 from scheduler.dispatch.api import router as without_incident_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.jobs.notifications.api import router as notification_router
-from scheduler.language_models.model_services.api import router as model_router
-from scheduler.language_models.prompts.api import router as prompt_router
 from scheduler.limits.quotas.api import router as share_router
 from scheduler.limits.throttle.api import router as mode_router
 from scheduler.limits.time_windows.api import router as window_router
-from scheduler.submission.batches.api import router as batch_router
-from scheduler.submission.idle_work.api import router as idle_work_router
-from scheduler.submission.scripts.api import router as script_router
-from scheduler.submission.task_records.api import router as task_router
 
 Json = dict[str, Any]
 ERROR = "#/components/schemas/Error"
@@ -214,6 +208,9 @@ class Browser(SessionAuth):
         return request.user
 
 
+MODELS, SUBMISSION = "scheduler.language_models.model_services", "scheduler.submission"
+
+
 def add_extension(api: DocumentedApi, prefix: str, target: str, tag: str) -> None:
     """Add the operations of an extension, if it is on."""
     if router := part(target):
@@ -232,14 +229,14 @@ def _api() -> DocumentedApi:
     )
     api.add_decorator(refuse_unknown_parameters)
     api.add_router("/jobs/", scheduler_router, tags=["Jobs"])
-    api.add_router("/prompts/", prompt_router, tags=["Prompts"])
-    api.add_router("/tasks/", task_router, tags=["Tasks"])
+    add_extension(api, "/prompts/", "scheduler.language_models.prompts.api:router", "Prompts")
+    add_extension(api, "/tasks/", "scheduler.submission.task_records.api:router", "Tasks")
     api.add_router("/", mode_router, tags=["Mode"])
-    api.add_router("/models/", model_router, tags=["Models"])
+    add_extension(api, "/models/", f"{MODELS}.api:router", "Models")
     add_extension(api, "/disks/", "scheduler.disk.api:router", "Disks")
-    api.add_router("/batches/", batch_router, tags=["Batches"])
-    api.add_router("/scripts/", script_router, tags=["Scripts"])
-    api.add_router("/idle-templates/", idle_work_router, tags=["Idle work"])
+    add_extension(api, "/batches/", f"{SUBMISSION}.batches.api:router", "Batches")
+    add_extension(api, "/scripts/", f"{SUBMISSION}.scripts.api:router", "Scripts")
+    add_extension(api, "/idle-templates/", f"{SUBMISSION}.idle_work.api:router", "Idle work")
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])

@@ -19,7 +19,7 @@ from django.conf import settings
 from gpucoord_site.http import client_address, rate_limits
 from gpucoord_site.service.joining import reachable_address
 from gpucoord_site.service.startup_checks import UnableToStart, bind
-from scheduler.language_models.model_proxy import rows
+from monitor.runtime.rows.extensions import part
 
 LOOK_EVERY_S = 3.0
 # After SIGTERM, streams are ended after this time; the supervisor kills after 2 s.
@@ -48,7 +48,8 @@ class EndpointSocket:
         if now - self._looked_t < LOOK_EVERY_S:
             return
         self._looked_t = now
-        self.is_needed = rows.exists()
+        exists = part("scheduler.language_models.model_proxy.rows:exists")
+        self.is_needed = exists is not None and exists()
         if self.is_needed and self._listening is None:
             self._bind()
         elif not self.is_needed:

@@ -1,4 +1,4 @@
-"""Closures of GPUs: a closed GPU gets no new jobs."""
+"""Closures of GPUs (a closed GPU gets no new jobs), and GPUs by their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
-from monitor.models import GpuClosure
+from monitor.models import Gpu, GpuClosure
 from monitor.runtime.rows.prepared import compiled_once
 
 
@@ -59,3 +59,12 @@ def reopen(gpu_uuids: Iterable[str], kind: ClosureKind, now: datetime) -> int:
     """End the closures of this kind; returns their number."""
     rows = GpuClosure.objects.filter(gpu_uuid__in=list(gpu_uuids), kind=kind.value, until_at=None)
     return rows.update(until_at=now)
+
+
+def uuids_of(texts: list[str], host: str) -> list[str]:
+    """UUIDs of GPUs given as UUIDs or as numbers of this host. An unknown text stays as it is."""
+    numbered = {
+        str(index): uuid
+        for index, uuid in Gpu.objects.filter(host=host).values_list("index", "uuid")
+    }
+    return list(dict.fromkeys(numbered.get(text.strip(), text.strip()) for text in texts))

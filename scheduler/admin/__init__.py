@@ -1,15 +1,7 @@
-"""Admin: Django looks for the pages here."""
+"""Admin: Django looks for the pages here; `gpucoord_site.apps` loads those of extensions."""
 
 from __future__ import annotations
 
-from scheduler.admin import definitions, jobs, model_services, quotas, records
+from scheduler.admin import definitions, jobs, quotas, records
 
-__all__ = [
-    "definitions",
-    "idle_work",
-    "jobs",
-    "model_services",
-    "quotas",
-    "records",
-    "windows",
-]
+__all__ = ["definitions", "jobs", "quotas", "records"]

@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.base import Forgettable, ReadOnly
+from monitor.gpus import rows as gpu_rows
 from scheduler.admin.fields import FormsOfUser
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
@@ -96,7 +97,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean_on_gpus(self) -> list[str]:
         texts = str(self.cleaned_data["on_gpus"]).split()
-        return actions.gpu_uuids(texts, settings.CONFIG.node)
+        return gpu_rows.uuids_of(texts, settings.CONFIG.node)
 
     def clean(self) -> dict[str, Any]:
         values = super().clean() or {}

@@ -22,6 +22,7 @@ from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import audit
 from monitor.models import ProcessUse
 from monitor.runtime.facts import TimedCache
+from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
@@ -36,7 +37,6 @@ from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.jobs.lifecycle.rows.durations import Durations
 from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
-from scheduler.language_models.model_services.rows import services as model_rows
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.time_windows import rows as window_rows
@@ -332,7 +332,8 @@ class PlanInputs:
 def _on_named_gpus(queue: list[QueuedJob]) -> list[QueuedJob]:
     """The jobs of models with the GPUs that their services name."""
     of_models = [job.id for job in queue if job.owner == OWNER and job.requirement.gpus]
-    named = model_rows.on_gpus_of(of_models) if of_models else {}
+    on_gpus_of = part("scheduler.language_models.model_services.rows.services:on_gpus_of")
+    named = on_gpus_of(of_models) if of_models and on_gpus_of else {}
     return (
         [
             replace(job, requirement=replace(job.requirement, among=named[job.id]))

@@ -11,29 +11,29 @@ from django.utils import timezone
 
 from monitor.runtime.facts import Guard, Step
 from monitor.runtime.rows.database import FilledTables, keep_commits_synced
-from monitor.runtime.rows.extensions import part
+from monitor.runtime.rows.extensions import part, step_of
 from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
-from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
 from scheduler.dispatch.steps.yields import EvictionStep, WithdrawalStep
 from scheduler.execution.engines.facts import EngineName
 from scheduler.execution.policy import ENDINGS, Action
 from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
-from scheduler.language_models.model_services.step import ModelStep
 from scheduler.models import EngineStatus, ExclusiveRun, ModelService
-from scheduler.submission.batches.step import BatchStep
 from scheduler.submission.intake import steps
 
 if TYPE_CHECKING:
     from scheduler.dispatch.steps.engine_leaders import LeaderCheck
     from scheduler.dispatch.steps.engine_pass import FormerEngine
     from scheduler.dispatch.steps.engine_tasks import EngineStep
+    from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
+    from scheduler.dispatch.steps.model_evictions import ModelPass
+    from scheduler.submission.batches.step import BatchStep
 
-ENGINES = "scheduler.dispatch.steps.engine"
+STEPS = "scheduler.dispatch.steps"
+BATCHES = "scheduler.submission.batches.step:BatchStep"
 
 
 def build(guard: Guard) -> Step:
@@ -64,35 +64,27 @@ def build(guard: Guard) -> Step:
         Executor(guard, config.node, specs),
         CapabilityReporter(guard, limits),
         WithdrawalStep(guard, config.node),
-        ModelStep(guard, config.node),
-        ModelEvictions(guard, config.node, plan_policy()),
-        ModelWakes(guard, config.node, plan_policy()),
+        step_of(f"{STEPS}.model_evictions:ModelPass")(guard, config.node, plan_policy()),
         ProgressStep(guard, config.node, specs),
-        BatchStep(guard, config.node, specs),
-        ExclusiveBatches(guard, config.node, plan_policy()),
-        *_slurm(guard, specs),
+        step_of(BATCHES)(guard, config.node, specs),
+        step_of(f"{STEPS}.exclusive_batches:ExclusiveBatches")(guard, config.node, plan_policy()),
+        step_of(f"{STEPS}.engine_leaders:LeaderCheck")(guard, config.node),
+        step_of(f"{STEPS}.engine_pass:former_engine")(guard, specs),
     )
-
-
-def _slurm(guard: Guard, specs: SpecWriter) -> tuple[LeaderCheck | None, FormerEngine | None]:
-    """None, if the site has switched Slurm off."""
-    leaders, former = part(f"{ENGINES}_leaders:LeaderCheck"), part(f"{ENGINES}_pass:former_engine")
-    if leaders is None:
-        return None, None
-    return leaders(guard, settings.CONFIG.node), former(guard, specs)
 
 
 def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> EnginePass:
     """The step of a host that runs no new jobs itself."""
     config = settings.CONFIG
-    slurm_step = part(f"{ENGINES}_pass:slurm_step")
+    slurm_step = part(f"{STEPS}.engine_pass:slurm_step")
     return EnginePass(
         Executor(guard, config.node, specs),
         slurm_step(guard, specs) if config.engine == EngineName.SLURM.value else None,
         CapabilityReporter(guard, limits),
         ProgressStep(guard, config.node, specs),
-        BatchStep(guard, config.node),
-        *_slurm(guard, specs),
+        step_of(BATCHES)(guard, config.node),
+        step_of(f"{STEPS}.engine_leaders:LeaderCheck")(guard, config.node),
+        step_of(f"{STEPS}.engine_pass:former_engine")(guard, specs),
     )
 
 
@@ -106,8 +98,8 @@ class EnginePass:
         reporter: CapabilityReporter,
         progress: ProgressStep,
         batches: BatchStep,
-        leaders: LeaderCheck | None,
-        former: FormerEngine | None,
+        leaders: LeaderCheck,
+        former: FormerEngine,
     ) -> None:
         self._former = former
         self._executor = executor
@@ -129,10 +121,9 @@ class EnginePass:
         if self._engine is not None:
             self._batches.step(now)
             moves += self._engine.step(now)
-        elif self._former is not None:
+        else:
             moves += self._former.step(now)
-        if self._leaders is not None:
-            self._leaders.step(now)
+        self._leaders.step(now)
         self._reporter.step(now)
         self._progress.step(now)
         return {"moved": moves}
@@ -141,8 +132,7 @@ class EnginePass:
         self._executor.close()
         if self._engine is not None:
             self._engine.close()
-        if self._former is not None:
-            self._former.close()
+        self._former.close()
         keep_commits_synced(on=False)
 
 
@@ -174,14 +164,12 @@ class SchedulerPass:
         executor: Executor,
         reporter: CapabilityReporter,
         withdrawer: WithdrawalStep,
-        models: ModelStep,
-        model_evictions: ModelEvictions,
-        model_wakes: ModelWakes,
+        models: ModelPass,
         progress: ProgressStep,
         batches: BatchStep,
         exclusive_batches: ExclusiveBatches,
-        leaders: LeaderCheck | None,
-        former: FormerEngine | None,
+        leaders: LeaderCheck,
+        former: FormerEngine,
     ) -> None:
         self._former = former
         self._evictor = evictor
@@ -190,8 +178,6 @@ class SchedulerPass:
         self._reporter = reporter
         self._withdrawer = withdrawer
         self._models = models
-        self._model_evictions = model_evictions
-        self._model_wakes = model_wakes
         self._progress = progress
         self._batches = batches
         self._exclusive_batches = exclusive_batches
@@ -211,19 +197,16 @@ class SchedulerPass:
         moves = self._executor.step(now)
         has_models, has_exclusive_batches, has_engines = self._filled.read()
         if has_models:
-            # The claim of a model that wakes is committed before its server takes the memory.
-            self._model_wakes.step(now)
             self._models.step(now)
-            self._model_evictions.step(now)
         if has_exclusive_batches:
             self._exclusive_batches.step(now)
-        if has_engines and self._leaders is not None:
+        if has_engines:
             # Slurm may run jobs on this host beside gpucoord.
             self._leaders.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)
-        if has_engines and self._former is not None:
+        if has_engines:
             self._former.step(now)
         self._batches.step(now)
         placed = self._dispatcher.step(now, has_room=has_room)
@@ -240,7 +223,6 @@ class SchedulerPass:
 
     def close(self) -> None:
         self._executor.close()
-        if self._former is not None:
-            self._former.close()
+        self._former.close()
         self._models.close()
         keep_commits_synced(on=False)

@@ -145,6 +145,12 @@ class ModelInstance(models.Model):
             models.Index(fields=["ended_at"], name="model_instance_ended"),
         ]
 
+    @classmethod
+    def open(cls) -> models.QuerySet[ModelInstance]:
+        """Instances that have not ended, the oldest first."""
+        ended = sorted(state.value for state in ENDED)
+        return cls.objects.exclude(state__in=ended).order_by("pk")
+
     @property
     def address(self) -> str:
         """http://HOST:PORT of its server; "" = not placed yet."""

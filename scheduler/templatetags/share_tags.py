@@ -8,8 +8,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.facts.formats import part
+from monitor.runtime.rows.extensions import parts
 from scheduler.facts.prompts import DayUse
-from scheduler.language_models.prompts import rows as prompts
 from scheduler.limits.quotas.pages import QuotaFigure, decided_elsewhere
 
 register = template.Library()
@@ -53,6 +53,9 @@ def share_bar(now: float | None, target: float | None) -> SafeString:
 
 
 @register.simple_tag
-def models_today(owner: str) -> DayUse:
-    """Requests of a user to models, and their tokens, since midnight."""
-    return prompts.used_today(owner, timezone.now())
+def models_today(owner: str) -> DayUse | None:
+    """Requests of a user to models, and their tokens, since midnight; None: models are off."""
+    for used_today in parts("scheduler.language_models.prompts.rows:used_today"):
+        used: DayUse = used_today(owner, timezone.now())
+        return used
+    return None

@@ -13,12 +13,17 @@ import pytest
 
 from gpucoord_site.cli import main as command_line
 from gpucoord_site.config.extensions import COMMANDS, ROOMS, known, rooms_off
+from scheduler.submission.intake.policy import UnableToSubmit
+from scheduler.submission.intake.steps import checked
+from tests.builders import NOW
 from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service
 
 PAGES_OF = {
+    "batches": {"/batches/", "/idle-work/", "/scripts/"},
     "capacity": {"/reports/capacity/"},
     "cleanup": {"/disks/", "/disks/clean/"},
+    "models": {"/add-model/", "/models/"},
     "schedules": {"/reports/stored/"},
 }
 # Pages that only take a POST, and those that lead to another page.
@@ -91,6 +96,15 @@ def test_a_job_runs_to_its_end_without_extensions(tmp_path: Path) -> None:
         )
 
     assert (done.returncode, b"it ran" in done.stdout) == (0, True)
+
+
+@pytest.mark.django_db
+def test_an_interactive_job_is_refused_without_terminals(settings: Any) -> None:
+    settings.CONFIG = settings.CONFIG.model_copy(update={"extensions": []})
+    with pytest.raises(UnableToSubmit) as refused:
+        checked({"command": "bash", "interactive": True}, NOW)
+
+    assert [refusal.field for refusal in refused.value.refusals] == ["interactive"]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

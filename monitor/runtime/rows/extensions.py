@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,24 @@ def part(target: str) -> Any:
     if any(module == room or module.startswith(f"{room}.") for room in off):
         return None
     return getattr(import_module(module), name)
+
+
+class Off:
+    """The step of an extension that is off."""
+
+    def __init__(self, *context: object) -> None:
+        pass
+
+    def step(self, now: datetime) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def step_of(target: str) -> Any:
+    """The class of a step; `Off` while its extension is off."""
+    return part(target) or Off
 
 
 def parts(*targets: str) -> list[Any]:

@@ -32,8 +32,8 @@ from scheduler.limits.quotas.step import Charging
 from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.queue.sizing.step import AttemptUses
 from scheduler.runner.enforce.actions import ProcessControl
-from scheduler.submission.idle_work.step import IdleWork
 
+IDLE_WORK = "scheduler.submission.idle_work.step:IdleWork"
 TERMINALS = "scheduler.terminals.step:IdleTerminals"
 
 
@@ -50,8 +50,7 @@ def build(guard: Guard) -> Controller:
         LostGpus(config.node),
         HotGpus(config.node),
         IdleResources(config.node),
-        IdleWork(config.node),
-        *(each(config.node) for each in extensions.parts(TERMINALS)),
+        *(each(config.node) for each in extensions.parts(IDLE_WORK, TERMINALS)),
         Enforcement(config.node, ProcessControl(Path(settings.DATA) / "run" / "pacing")),
         AlertWriter(tasks.queue),
         JobNotifications(config.node, tasks.queue),

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 
 from monitor.runtime.facts import Guard, TimedCache
+from monitor.runtime.rows.extensions import part, parts
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
@@ -19,8 +20,6 @@ from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
 from scheduler.fair_share.rows import Rights
-from scheduler.language_models.model_services.rows import services as model_rows
-from scheduler.language_models.model_services.steps import effects
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.time_windows import policy as window_rules
 from scheduler.limits.time_windows.policy import WindowRequest
@@ -29,6 +28,7 @@ from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import BatchPolicy
 from scheduler.submission.batches.rows import exclusive
 
+EFFECTS = "scheduler.language_models.model_services.steps.effects"
 KIND = "JOB_STEP_FAILED"
 NO_GPU = "a GPU that is idle, or that only models use"
 NO_SHARE = "a larger share of the GPUs: that of its owner is too small for an item"
@@ -181,7 +181,7 @@ class ExclusiveBatches:
         if not run.gpu_uuids:
             return []
         mine = set(run.gpu_uuids)
-        rows = model_rows.open_instances().filter(host=run.host)
+        rows = ModelInstance.open().filter(host=run.host)
         return [row for row in rows.select_related("service", "job") if mine & set(row.gpu_uuids)]
 
     def _takeable(self, run: ExclusiveRun, now: datetime) -> list[str]:
@@ -247,15 +247,16 @@ def _gpus_of_item(run: ExclusiveRun) -> int:
 
 def _jobs_that_leave(host: str) -> set[int]:
     """The jobs of instances that may be unloaded: brain models and pinned ones stay."""
-    rows = model_rows.open_instances().filter(host=host, service__pin=False)
+    rows = ModelInstance.open().filter(host=host, service__pin=False)
     brains = [role.value for role in Role if role.is_brain]
     leaving = rows.exclude(service__role__in=brains).exclude(job=None)
     return {row.job_id for row in leaving if row.job_id is not None}
 
 
 def _unload(run: ExclusiveRun, instances: Sequence[ModelInstance], now: datetime) -> None:
-    for row in instances:
-        effects.unload(row.service, row, f"{run.batch} has its GPU for itself.", now)
+    for unload in parts(f"{EFFECTS}:unload"):
+        for row in instances:
+            unload(row.service, row, f"{run.batch} has its GPU for itself.", now)
 
 
 def _gpus_of(run: ExclusiveRun, reloads: Sequence[dict[str, object]]) -> list[str]:
@@ -283,7 +284,8 @@ def _load_next(run: ExclusiveRun, now: datetime) -> None:
     run.gpu_uuids = _gpus_of(run, run.reloads)
     run.reloads, run.boot = rest, None
     service = ModelService.objects.filter(pk=entry["service"], enabled=True).first()
-    row = effects.boot(service, now) if service is not None else None
+    boot = part(f"{EFFECTS}:boot")
+    row = boot(service, now) if service is not None and boot is not None else None
     if row is not None and row.job_id is not None:
         run.boot = row.pk
         Job.objects.filter(pk=row.job_id).update(exclusive_batch=run.pk)

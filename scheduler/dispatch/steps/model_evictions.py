@@ -21,6 +21,7 @@ from scheduler.language_models.model_services.policy.eviction import (
 )
 from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services.step import ModelStep
 from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelInstance
 from scheduler.queue.planner.matching import reject_code
@@ -162,3 +163,21 @@ class ModelEvictions:
                     and self._fits_beside(decision, candidate, gpus),
                 )
             effects.hold_for(decision.job.id, self._host, decision.victims.gpu_uuids, now)
+
+
+class ModelPass:
+    """The models of a host: those that wake, then boots and ends, then evictions."""
+
+    def __init__(self, guard: Guard, host: str, policy: PlanPolicy) -> None:
+        self._wakes = ModelWakes(guard, host, policy)
+        self._models = ModelStep(guard, host)
+        self._evictions = ModelEvictions(guard, host, policy)
+
+    def step(self, now: datetime) -> None:
+        # The claim of a model that wakes is committed before its server takes the memory.
+        self._wakes.step(now)
+        self._models.step(now)
+        self._evictions.step(now)
+
+    def close(self) -> None:
+        self._models.close()

@@ -9,16 +9,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
+from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
-from scheduler.dispatch.steps.model_evictions import ModelInputs
 from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
 from scheduler.facts.plans import Slot
@@ -31,6 +31,9 @@ from scheduler.queue.planner.forecast import forecast
 from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.queue.planner.matching import mismatch_of
 from scheduler.queue.planner.order import Factor, order_factors
+
+if TYPE_CHECKING:
+    from scheduler.dispatch.steps.model_evictions import ModelInputs
 
 KEPT = timedelta(seconds=2)
 # A job that is not submitted comes after all submitted jobs.
@@ -48,7 +51,7 @@ class PlanForecast:
 class ForecastCache:
     """The input and the forecast of one host, at most KEPT old."""
 
-    def __init__(self, supply: PlanInputs, models: ModelInputs) -> None:
+    def __init__(self, supply: PlanInputs, models: ModelInputs | None) -> None:
         self.supply, self._models = supply, models
         self.lock = Lock()
         self._forecast = TimedCache(self._load, KEPT)
@@ -61,7 +64,8 @@ class ForecastCache:
         # A page may ask about a GPU while no job waits for one.
         example = _queued(NewJob(command="true"), "", now, None)
         given = self.supply.given([*queue, example], now)
-        slots = replace(given.slots, models=self._models.loaded(now))
+        models = None if self._models is None else self._models.loaded(now)
+        slots = replace(given.slots, models=models)
         return PlanForecast(replace(given, queue=queue, slots=slots))
 
     def estimate_all(self, now: datetime) -> Mapping[int, Estimate]:
@@ -79,7 +83,9 @@ _known: dict[str, ForecastCache] = {}
 
 def _of(host: str) -> ForecastCache:
     if host not in _known:
-        models = ModelInputs(host, ItemIsolation(host, "pages", reports=False))
+        model_inputs = part("scheduler.dispatch.steps.model_evictions:ModelInputs")
+        isolation = ItemIsolation(host, "pages", reports=False)
+        models = model_inputs and model_inputs(host, isolation)
         _known[host] = ForecastCache(PlanInputs(host, plan_inputs.plan_policy()), models)
     return _known[host]
 

@@ -21,7 +21,6 @@ from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps import ports
 from scheduler.facts import limits as soft_limits
-from scheduler.language_models.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, clearing, files
@@ -362,7 +361,10 @@ class SpecWriter:
 
     def _account(self, job: Job) -> Account:
         if job.model_service_id is not None:
-            return model_inputs.account_of(job, self.run_as)
+            # Loaded for models only.
+            from scheduler.language_models.model_services import inputs
+
+            return inputs.account_of(job, self.run_as)
         return account_of_jobs(job.owner, self.run_as)
 
     def _in_group(self, job: Job) -> Account:
@@ -401,7 +403,9 @@ class SpecWriter:
 def _argv(attempt: Attempt, own: OwnFolder, account: Account) -> list[str]:
     job = attempt.job
     if job.model_service_id is not None:
-        return list(model_inputs.launch(attempt).argv)
+        from scheduler.language_models.model_services import inputs
+
+        return list(inputs.launch(attempt).argv)
     if not job.interactive:
         return list(job.argv)
     patience_s = RECONNECT_S

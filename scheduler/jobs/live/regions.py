@@ -24,6 +24,7 @@ from django.db.models import (
 from django.urls import reverse
 
 from monitor.pages.live.regions import Context, Region, register
+from monitor.runtime.rows.extensions import parts
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.dispatch.controller.steps import idle_gpus as idle_gpu_step
 from scheduler.facts.jobs import JobState
@@ -34,7 +35,6 @@ from scheduler.jobs.pages.lines import JobLine
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.limits.throttle.pages import MODE_REGION, REGION
 from scheduler.models import BatchItem, Job
-from scheduler.submission.batches import live as batch_pages
 
 MOST_LINES, OWN_LINES, MOST_GROUPS = 8, 3, 6
 # Lines beyond the first ones are looked for among so many jobs.
@@ -148,7 +148,8 @@ def groups(now: datetime) -> tuple[Group, ...]:
             ends_at=batch.eta,
             batch=batch.id,
         )
-        for batch in batch_pages.running(now)
+        for running in parts("scheduler.submission.batches.live:running")
+        for batch in running(now)
     )
     return (*batches, *map(_of_array, _first_of_arrays()))
 

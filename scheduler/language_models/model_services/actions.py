@@ -67,7 +67,7 @@ def change(row: ModelService, values: Mapping[str, Any], by: User, now: datetime
 def remove(row: ModelService, by: User, now: datetime) -> None:
     """Delete a service; its open prompts fail, and the jobs of its instances are cancelled."""
     subject, before = _subject(row), values_of(row)
-    for instance in rows.open_instances().filter(service=row):
+    for instance in ModelInstance.open().filter(service=row):
         if instance.job_id is not None:
             job_queue.request_cancel(instance.job_id, by.get_username(), now)
     prompts.fail_open(row.name, f"{by.get_username()} removed the model {row.name}.", now)
@@ -105,7 +105,7 @@ def request_unload(row: ModelService, by: User, now: datetime) -> int:
     name = by.get_username()
     with transaction.atomic():
         ModelService.objects.filter(pk=row.pk).update(wanted_at=None)
-        opened = list(rows.open_instances().filter(service=row).select_related("job"))
+        opened = list(ModelInstance.open().filter(service=row).select_related("job"))
         for instance in opened:
             effects.unload(row, instance, f"{name} unloaded it.", now)
         text = f"{name} unloaded the instances of {row.name}"
@@ -264,12 +264,3 @@ def _hosts_with(on_gpus: Sequence[str]) -> list[Snapshot]:
 
 def _subject(row: ModelService) -> str:
     return f"model {row.name}"
-
-
-def gpu_uuids(texts: list[str], host: str) -> list[str]:
-    """UUIDs of GPUs given as UUIDs or as numbers of this host. An unknown text stays as it is."""
-    numbered = {
-        str(index): uuid
-        for index, uuid in Gpu.objects.filter(host=host).values_list("index", "uuid")
-    }
-    return list(dict.fromkeys(numbered.get(text.strip(), text.strip()) for text in texts))

@@ -15,6 +15,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of
+from monitor.gpus import rows as gpu_rows
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions, pages
@@ -315,7 +316,7 @@ def _keep_alive(value: str | float) -> int | None:
 
 
 def _gpu_list(value: list[str]) -> list[str]:
-    return actions.gpu_uuids(value, settings.CONFIG.node)
+    return gpu_rows.uuids_of(value, settings.CONFIG.node)
 
 
 READERS: dict[str, tuple[str, Any]] = {

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 
 from monitor.facts.input_rules import is_storable
+from monitor.gpus import rows as gpu_rows
 from monitor.models import Gpu
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.engines.facts import EngineName
@@ -19,7 +20,6 @@ from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS, Approval
 from scheduler.facts.jobs import Refusal
 from scheduler.facts.scripts import Script
 from scheduler.fair_share.rows import Rights
-from scheduler.language_models.model_services.actions import gpu_uuids
 from scheduler.models import Batch
 from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import BatchPolicy
@@ -89,7 +89,7 @@ def check(
     """
     request = {name: value for name, value in raw.items() if value not in (None, [], {}, "")}
     may = exclusive.needs_no_approval(owner)
-    chosen = gpu_uuids(list(only_gpus), settings.CONFIG.node)
+    chosen = gpu_rows.uuids_of(list(only_gpus), settings.CONFIG.node)
     refusals = [*_of_items(items), *_of_gpus(chosen, gpu_mode)]
     texts = rows.problems_of_owner(owner, len(items), now)
     refusals += [Refusal(field="items", text=text) for text in texts]

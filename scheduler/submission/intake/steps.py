@@ -23,6 +23,7 @@ from monitor.facts.input_rules import is_number
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Gpu
+from monitor.runtime.rows import extensions
 from monitor.thresholds import rows as thresholds
 from scheduler.execution import policy as execution_policy
 from scheduler.execution.policy import BoundsPolicy
@@ -83,7 +84,9 @@ def checked_all(
     if script is not None:
         context = replace(context, find_script=lambda _: script)
     parsed, refusals = _parsed(raws, context)
-    refusals = together(refusals, [*_too_many(parsed), *impossible(parsed)])
+    refusals = together(
+        refusals, [*_without_terminals(parsed), *_too_many(parsed), *impossible(parsed)]
+    )
     if refusals:
         raise UnableToSubmit(refusals, parsed)
     return parsed
@@ -126,6 +129,17 @@ def _parsed(
         parsed.append(new)
         jobs += new.size
     return parsed, refusals
+
+
+def _without_terminals(new: Sequence[NewJob]) -> list[Refusal]:
+    if extensions.is_on("terminals"):
+        return []
+    text = "Terminals are switched off on this site (setting `extensions`)."
+    return [
+        Refusal(field="interactive", text=text, index=index)
+        for index, job in enumerate(new)
+        if job.interactive
+    ]
 
 
 def _too_many(new: Sequence[NewJob]) -> list[Refusal]:

@@ -61,7 +61,7 @@ def endpoint_problem() -> str:
 
 def services() -> QuerySet[ModelService]:
     """All services by name, each with its instances that have not ended in `open_ones`."""
-    opened = open_instances().select_related("job")
+    opened = ModelInstance.open().select_related("job")
     return ModelService.objects.order_by("name").prefetch_related(
         Prefetch("instances", opened, to_attr="open_ones"), "boots"
     )
@@ -70,11 +70,6 @@ def services() -> QuerySet[ModelService]:
 def find(name: str) -> ModelService | None:
     """The service that a user means, as `services` has it."""
     return services().filter(name=ModelService.names().find(name)).first()
-
-
-def open_instances() -> QuerySet[ModelInstance]:
-    """Instances that have not ended, the oldest first."""
-    return ModelInstance.objects.exclude(state__in=ENDED_STATES).order_by("pk")
 
 
 def instances_without_answers(service: ModelService) -> int:
@@ -194,7 +189,7 @@ def chosen_gpu(service: ModelService) -> str:
         return ""
     used = [
         uuid
-        for row in open_instances().filter(service=service).select_related("job")
+        for row in ModelInstance.open().filter(service=service).select_related("job")
         for uuid in row.gpu_uuids or [row.job.gpu_uuid if row.job else ""]
     ]
     return str(min(service.on_gpus, key=used.count))
