@@ -20,7 +20,7 @@ from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service
 
 PAGES_OF = {
-    "batches": {"/batches/", "/idle-work/", "/scripts/"},
+    "batches": {"/batches/", "/folders/", "/idle-work/", "/scripts/"},
     "capacity": {"/reports/capacity/"},
     "cleanup": {"/disks/", "/disks/clean/"},
     "models": {"/add-model/", "/models/"},
