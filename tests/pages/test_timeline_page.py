@@ -128,8 +128,11 @@ def test_a_waiting_job_is_expected_where_the_forecast_puts_it(
 
 def test_the_name_of_an_expected_run_without_a_known_end_reaches_to_the_end_of_the_view() -> None:
     now = int(NOW.timestamp())
-    bar = Bar(gpu_uuid(1), BarKind.EXPECTED, "alice", "train", now + 60, None)
-    span = Span(now - 3600, now + 3600, now)
+    bar = Bar(
+        gpu_uuid=gpu_uuid(1), kind=BarKind.EXPECTED, owner="alice", label="train",
+        begin=now + 60, end=None,
+    )  # fmt: skip
+    span = Span(since=now - 3600, until=now + 3600, now=now)
 
     assert 'data-to="Infinity"' in timeline_label(bar, 0, 1, span)
 
