@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from scheduler.models import ScriptDefinition
 from scheduler.runner.accounts import Account
 from scheduler.runner.folders import list_folders
 from scheduler.runner.programs import folders
@@ -103,6 +104,11 @@ def test_a_user_without_an_account_here_is_told_so(
 def test_fields_of_paths_offer_folders_and_others_do_not(
     data: Path, alice: User, as_user: AsUser
 ) -> None:
-    html = as_user(alice).get("/scripts/extract_keyframes/").content.decode()
+    texts = {name: {"type": "string", "pattern": "^/"} for name in ("from", "to")}
+    schema = {"properties": texts | {"name": {"type": "string"}}}
+    ScriptDefinition.objects.create(name="copy", argv=["true", "{from}"], schema=schema)
+
+    html = as_user(alice).get("/scripts/copy/").content.decode()
+
     assert html.count("Choose a folder") == 2
-    assert html.count("<input") > 3
+    assert 'name="script_args.name"' in html
