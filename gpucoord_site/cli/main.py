@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
-from gpucoord_site.config import extensions, secret_variables
+from gpucoord_site.config import secret_variables
 
 # By name: what it does, and `module:function` if it starts without Django.
 Commands = dict[str, tuple[str, str | None]]
@@ -244,7 +244,7 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         return 0
     if name == "help" and rest[0] in ours:
         name, rest = rest[0], ["--help"]
-    if name in extensions.COMMANDS and not _is_on(extensions.COMMANDS[name]):
+    if not is_client_alone() and _is_off(name):
         text = f"gpucoord {name} is switched off on this machine (setting `extensions`)."
         print(text, file=sys.stderr)
         return USAGE_ERROR
@@ -263,10 +263,15 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         return USAGE_ERROR
 
 
-def _is_on(extension: str) -> bool:
+def _is_off(name: str) -> bool:
+    """Whether the command belongs to an extension that is switched off."""
+    from gpucoord_site.config.extensions import COMMANDS
+
+    if name not in COMMANDS:
+        return False
     from gpucoord_site.config.settings import load_config
 
-    return extension in load_config().extensions
+    return COMMANDS[name] not in load_config().extensions
 
 
 def _help(words: list[str]) -> int:

@@ -78,7 +78,7 @@ DESCRIPTIONS = {
     401: "Not logged in, or the token is not valid.",
     403: "The user may not do this, or the CSRF token of a browser is missing.",
     404: "There is no such thing.",
-    409: "The state of the job, model or clean-up does not allow it.",
+    409: "The state of the job, model, incident or clean-up does not allow it.",
     410: "The log was removed.",
     413: "The body is too large.",
     415: "The request is not in UTF-8.",
@@ -107,7 +107,15 @@ class DocumentedApi(NinjaAPI):
         return schema
 
 
-CONFLICTS = ("/requeue/", "/resubmit/", "/boot/", "/unload/", "/disks/clean/")
+CONFLICTS = (
+    "/requeue/",
+    "/resubmit/",
+    "/boot/",
+    "/unload/",
+    "/disks/clean/",
+    "/incidents/{pk}/end/",
+    "/incidents/{pk}/message/",
+)
 
 
 def error_statuses(path: str, method: str, operation: Json) -> list[int]:
