@@ -18,11 +18,14 @@ import httpx
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.service_state import ServiceState
 from scheduler.runner import files, process_tree
+from scheduler.runner.guardian import RUNNER
 from scheduler.runner.spec import Started
 from tests.pace import LONGEST_S, Stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 6
+# Names of the processes that belong to a job.
+OF_JOBS = (process_tree.GUARDIAN, RUNNER)
 NO_LIMITS_OF_THE_MACHINE = json.dumps(
     {
         "disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100},
@@ -154,10 +157,14 @@ class Service:
         return pids
 
     def _of_the_service(self) -> list[int]:
-        """The family without jobs and their runners, which outlive the service on purpose."""
+        """The family without jobs and their runners, which outlive the service on purpose.
+
+        Guardians whose pool has ended are children of the supervisor.
+        """
         pids = [self.process.pid]
         for pid in pids:
-            pids += [] if "scheduler.runner" in command_line(pid) else children(pid)
+            if "scheduler.runner" not in command_line(pid):
+                pids += [child for child in children(pid) if process_name(child) not in OF_JOBS]
         return pids
 
     def healthz(self) -> httpx.Response:
@@ -199,6 +206,13 @@ def children(pid: int) -> list[int]:
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def command_line(pid: int) -> str:
