@@ -104,7 +104,7 @@ class SituationReader:
 def _service(row: ModelService, host: str, now: datetime) -> Service:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     usable = (InstanceState.READY.value, InstanceState.BOOTING.value)
-    elsewhere, endpoints = demand.elsewhere(row, host)
+    elsewhere, endpoints = demand.elsewhere(row, host, now)
     return Service(
         id=row.pk,
         name=row.name,

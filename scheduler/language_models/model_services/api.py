@@ -344,6 +344,7 @@ def _service(name: str) -> ModelService:
 
 def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str, Any]:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
+    now = timezone.now()
     return {
         **{
             name: getattr(row, name)
@@ -355,9 +356,9 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "command": row.argv if person.is_staff else None,
         "gpu_memory_bytes": None if row.memory_mib is None else row.memory_mib * rows.MIB,
         "expected_boot_s": rows.expected_boot_s(row),
-        "elsewhere": demand.elsewhere(row, settings.CONFIG.node)[0],
-        "predicted": pages.predicted(row, timezone.now()),
-        "use": prompts.summary(row.name, timezone.now() - pages.USE_OF),
+        "elsewhere": demand.elsewhere(row, settings.CONFIG.node, now)[0],
+        "predicted": pages.predicted(row, now),
+        "use": prompts.summary(row.name, now - pages.USE_OF),
         "instances": [_instance(instance, numbers) for instance in opened],
         "boots": [
             {

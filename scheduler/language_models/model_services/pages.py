@@ -177,7 +177,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
         "endpoint_problem": rows.endpoint_problem(),
-        "elsewhere": demand.elsewhere(row, settings.CONFIG.node)[0],
+        "elsewhere": demand.elsewhere(row, settings.CONFIG.node, now)[0],
         "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],

@@ -29,8 +29,6 @@ from scheduler.language_models.prompts.policy import (
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A waiting stream begins after the first interval; its reason is repeated at the second one.
 FIRST_COMMENT_S, COMMENT_EVERY_S = 1.0, 10.0
-# The endpoint of a host starts with its first model, and is known here a little later.
-ENDPOINT_COMES_S = 10.0
 EVENTS = f"{events.TYPE}; charset=utf-8"
 # The server does not do what this request asks for; it is not broken.
 NOT_IMPLEMENTED = 501
@@ -188,16 +186,13 @@ class Exchange:
 
     async def _taken(self, place: Place, request: ModelRequest) -> None:
         """Wait until an instance takes the request; a stream says meanwhile why it waits."""
-        began = time.monotonic()
-        until = began + self._wait_s
+        until = time.monotonic() + self._wait_s
         pause = FIRST_COMMENT_S
         while not place.taken.done():
-            service, passed_s = self._board.service(request.model), time.monotonic() - began
+            service = self._board.service(request.model)
             if service is not None and service.elsewhere:
-                if service.endpoints or passed_s >= ENDPOINT_COMES_S:
-                    # It would wait in vain.
-                    raise RunsElsewhere
-                pause = FIRST_COMMENT_S
+                # It would wait in vain.
+                raise RunsElsewhere
             left = until - time.monotonic()
             if left <= 0:
                 raise self._too_long(place)

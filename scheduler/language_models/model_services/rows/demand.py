@@ -121,11 +121,16 @@ def average_script_s() -> float | None:
 # Models whose instances are on other hosts.
 
 
-def elsewhere(row: ModelService, host: str) -> tuple[str, tuple[Instance, ...]]:
+# The endpoint of a host starts with its first model, and is known to other hosts a little later.
+ENDPOINT_COMES = timedelta(seconds=15)
+
+
+def elsewhere(row: ModelService, host: str, now: datetime) -> tuple[str, tuple[Instance, ...]]:
     """Where the model runs, if only hosts other than `host` have ready instances; else "".
 
     With the endpoints there, the one with the fewest requests first. row: one of `services`. An
-    instance that boots may still come to this host.
+    instance that boots may still come to this host, and the endpoint of one that has just become
+    ready may still come.
     """
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     states = {(instance.host, instance.state) for instance in opened}
@@ -149,4 +154,7 @@ def elsewhere(row: ModelService, host: str) -> tuple[str, tuple[Instance, ...]]:
         for name in sorted(facts, key=lambda name: (load[name], name))
         if facts[name].models_address
     )
+    ready = [each.ready_at for each in opened if each.state == InstanceState.READY.value]
+    if not endpoints and all(at is not None and now - at < ENDPOINT_COMES for at in ready):
+        return "", ()
     return policy.elsewhere(row.name, pages, is_passed_on=bool(endpoints)), endpoints

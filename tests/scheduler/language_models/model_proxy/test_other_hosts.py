@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from scheduler.language_models.model_proxy.api import exchange
 from scheduler.language_models.model_proxy.api.tickets import SCHEME, Tickets, ticket
 from tests.pace import LONGEST_S
 from tests.scheduler.language_models.model_proxy.endpoint import (
@@ -101,31 +100,6 @@ async def test_a_host_whose_endpoint_cannot_be_reached_is_named() -> None:
 
     assert answer.status_code == 503
     assert "m runs on west, whose endpoint can't be reached" in answer.text
-
-
-async def test_a_request_waits_for_the_endpoint_of_a_host_that_has_just_got_the_model() -> None:
-    async with two_hosts(ModelServer(whole(CHAT, "Content-Type: application/json"))) as (
-        here,
-        west,
-    ):
-        here.show_elsewhere()
-        asked = asyncio.create_task(here.ask())
-        await asyncio.sleep(0.2)
-        here.show_elsewhere(west)
-        answer = await asked
-
-    assert answer.status_code == 200
-
-
-async def test_without_an_endpoint_there_the_client_is_sent_to_the_other_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchange, "ENDPOINT_COMES_S", 0.2)
-    async with two_hosts(ModelServer(b"")) as (here, _):
-        here.show_elsewhere()
-        answer = await here.ask()
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (421, "model_on_other_host")
 
 
 async def test_the_other_host_does_not_pass_it_on_again() -> None:

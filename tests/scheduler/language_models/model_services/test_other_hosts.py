@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -85,6 +86,23 @@ def test_the_endpoint_here_passes_requests_on_if_it_reaches_the_other_one(
     assert [(one.host, one.url) for one in service.endpoints] == [
         ("west", "http://west.example:8001/v1")
     ]
+
+
+def test_requests_wait_for_the_endpoint_of_a_host_that_has_just_got_the_model(
+    tiny: ModelService,
+) -> None:
+    ready_at = timezone.now()
+    ModelInstance.objects.update(ready_at=ready_at)
+    reader = SituationReader("east")
+    said = {}
+    for seconds in (0, 14, 16):
+        board = Board()
+        board.update(reader.read((), ready_at + timedelta(seconds=seconds)))
+        service = board.service("tiny")
+        assert service is not None
+        said[seconds] = service.elsewhere
+
+    assert said == {0: "", 14: "", 16: SENTENCE}
 
 
 def test_a_host_without_pages_for_others_is_named_all_the_same(
