@@ -78,7 +78,7 @@ DESCRIPTIONS = {
     401: "Not logged in, or the token is not valid.",
     403: "The user may not do this, or the CSRF token of a browser is missing.",
     404: "There is no such thing.",
-    409: "The state of the job, model, incident or clean-up does not allow it.",
+    409: "The state of the job, model, incident, schedule or clean-up does not allow it.",
     410: "The log was removed.",
     413: "The body is too large.",
     415: "The request is not in UTF-8.",
@@ -115,6 +115,7 @@ CONFLICTS = (
     "/disks/clean/",
     "/incidents/{pk}/end/",
     "/incidents/{pk}/message/",
+    "/reports/schedules/{pk}/send/",
 )
 
 

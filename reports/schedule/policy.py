@@ -54,12 +54,14 @@ def shortened(text: str, link: str) -> str:
     return f"{text.rstrip()}\n\n{link}".rstrip()
 
 
-def incident_title(person: str, program: str, job_ref: str, where: str) -> str:
-    """Without a known user, no name is given."""
+def incident_title(person: str, program: str, job_ref: str, where: str, *, is_idle: bool) -> str:
+    """Without a known user, no name is given. is_idle: it holds memory that it does not use."""
     subject = f"job {job_ref}" if job_ref else program or "process"
     if not person:
-        return f"Unfair use of {where}: the owner of {subject} is unknown"
-    return f"{person}'s {subject} violates the fair share on {where}"
+        kind = "Memory held idle on" if is_idle else "Unfair use of"
+        return f"{kind} {where}: the owner of {subject} is unknown"
+    deed = "holds memory idle" if is_idle else "violates the fair share"
+    return f"{person}'s {subject} {deed} on {where}"
 
 
 def incident_text(text: str, report: Report, link: str) -> str:

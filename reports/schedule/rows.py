@@ -61,9 +61,8 @@ def subscriptions(now: datetime, by_default: bool) -> list[ReportSubscription]:
 
 
 def is_subscribed(user: User, by_default: bool) -> bool:
-    row = ReportSubscription.objects.filter(user=user).first()
-    has_chosen = row is not None and row.is_on is not None
-    return row.is_on is True if row and has_chosen else by_default and bool(user.email)
+    chosen = ReportSubscription.objects.filter(user=user).values_list("is_on", flat=True).first()
+    return by_default and bool(user.email) if chosen is None else chosen
 
 
 def subscribe(user: User, now: datetime, *, on: bool | None) -> None:

@@ -20,6 +20,7 @@ from django.utils import timezone
 from monitor.incidents.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
 from monitor.incidents.alerts.rows import link
 from monitor.incidents.alerts.steps.writer import message, person_of, route_of
+from monitor.incidents.facts import IDLE_HELD
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
 from monitor.owners.identity.policy import Viewer
@@ -266,7 +267,10 @@ def _incident(incident: Incident, now: datetime) -> StoredReport:
     period = periods.parse("", since, now.isoformat(), settings.TIME_ZONE, now)
     report = build(period, scope, OPERATOR, now)
     where = f"GPU {incident.gpu.index} of {incident.host}" if incident.gpu else incident.host
-    title = policy.incident_title(person, incident.program, incident.job_ref, where)
+    is_idle = incident.rule == IDLE_HELD
+    title = policy.incident_title(
+        person, incident.program, incident.job_ref, where, is_idle=is_idle
+    )
     days = INCIDENT_DAYS
     stored = make(
         report, Kind.INCIDENT, title, OPERATOR, days=days, incident=incident,

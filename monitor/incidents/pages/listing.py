@@ -210,7 +210,8 @@ def _load(now: datetime) -> Context:
             (lead, incident_badges.worst_part(parts[lead.pk]).text, is_quiet(lead, now))
             for lead in shown[:SHOWN]
         ],
-        "more": max(0, open_incidents.count(rows) - SHOWN),
+        "count": open_incidents.count(rows),
+        "most": SHOWN,
         "badges": incident_badges.of(rows),
     }
 
@@ -220,7 +221,7 @@ def _version(context: Context) -> object:
         (lead.pk, text, lead.severity, lead.acknowledged_at, quiet)
         for lead, text, quiet in context["lines"]
     ]
-    return lines, context["more"]
+    return lines, context["count"]
 
 
 REGION = Region("incidents", "monitor/_incidents.html", _load, _version, place=10)

@@ -49,7 +49,14 @@ def test_a_message_is_cut_after_a_line_and_names_the_stored_report() -> None:
 
 
 def test_the_title_of_an_incident_report_names_only_a_known_user() -> None:
-    known = policy.incident_title("alice", "python", "12", "GPU 2 of box")
+    known = policy.incident_title("alice", "python", "12", "GPU 2 of box", is_idle=False)
     assert known == "alice's job 12 violates the fair share on GPU 2 of box"
-    unknown = policy.incident_title("", "python", "", "GPU 2 of box")
+    unknown = policy.incident_title("", "python", "", "GPU 2 of box", is_idle=False)
     assert unknown == "Unfair use of GPU 2 of box: the owner of python is unknown"
+
+
+def test_the_title_of_idle_memory_speaks_of_no_violation() -> None:
+    known = policy.incident_title("erin", "python", "", "GPU 5 of box", is_idle=True)
+    assert known == "erin's python holds memory idle on GPU 5 of box"
+    unknown = policy.incident_title("", "python", "", "GPU 5 of box", is_idle=True)
+    assert unknown == "Memory held idle on GPU 5 of box: the owner of python is unknown"
