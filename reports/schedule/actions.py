@@ -91,7 +91,7 @@ def send_now(schedule: ReportSchedule, by: str, now: datetime) -> StoredReport:
         stored = step.send(schedule, report, by, now)
         schedule.reported_until = max(schedule.reported_until or stored.until_at, stored.until_at)
         schedule.failures, schedule.retry_at, schedule.problem = 0, None, ""
-        schedule.save()
+        schedule.save(update_fields=["reported_until", "failures", "retry_at", "problem"])
         text = f"{by} sent the report {stored.pk} of the schedule {schedule.name}"
         audit.note("REPORT_SENT", text, by=by, now=now, subject=f"report {stored.pk}")
     return stored

@@ -76,6 +76,3 @@ class ScriptAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_filter = ("task_type", "gpu", "enabled")
     search_fields = ("name", "description")
     ordering = ("name",)
-
-
-# Templates of idle work, and the choices among them.

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from monitor.api import posted_text
+from monitor.facts.input_rules import is_number
 from monitor.incidents import actions
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.alerts.policy import AlertPolicy
@@ -117,10 +118,10 @@ def end(request: HttpRequest, pk: int) -> HttpResponse:
     """End the process that the page has shown."""
     row, viewer = _operated(request, pk)
     shown = [request.POST.get(name, "") for name in ("pid", "start_ticks")]
-    process = tuple(int(value) if value.isdecimal() else 0 for value in shown)
+    pid, start_ticks = (int(text) if is_number(text) else 0 for text in shown)
     kill = request.POST.get("signal") == "kill"
     now = timezone.now()
-    problem = actions.end_process(row, (process[0], process[1]), viewer.username, now, kill=kill)
+    problem = actions.end_process(row, (pid, start_ticks), viewer.username, now, kill=kill)
     if problem:
         messages.error(request, f"{problem} No signal was sent.")
     else:

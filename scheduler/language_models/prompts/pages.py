@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from monitor.facts.input_rules import holds_unstorable
+from monitor.facts.input_rules import holds_unstorable, is_number
 from monitor.pages.live.regions import Context
 from scheduler.facts.prompts import DEFAULT_PRIORITY, OPEN, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import actions
@@ -83,7 +83,7 @@ def form_context(request: HttpRequest, name: str) -> Context:
         return {}
     own = Prompt.objects.filter(owner=cast(User, request.user), model=name)
     chosen = request.GET.get("prompt", "")
-    number = int(chosen) if chosen.isdecimal() and len(chosen) < 18 else None
+    number = int(chosen) if is_number(chosen) else None
     others = own if number is None else own.exclude(pk=number)
     return {
         "types": [kind.value for kind in PromptType],

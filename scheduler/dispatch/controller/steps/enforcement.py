@@ -146,18 +146,8 @@ class Enforcement:
         problem: str | None = None,
     ) -> None:
         """problem: why the step may not be done."""
-        step, target, actions = Step(row.step), open_case.target, self._actions
-        if problem:
-            pass
-        elif step is Step.RENICE:
-            problem = actions.lower(target, NICE)
-        elif step is Step.LIMIT:
-            memory = int(policy.memory_gib * GIB) or None
-            problem = actions.cap(target, row.before, CPU_CORES, memory)
-        elif step is Step.FREEZE:
-            problem = actions.freeze(target, RUN_S, STOP_S)
-        else:
-            problem = actions.end(target, kill=step is Step.KILL)
+        step = Step(row.step)
+        problem = problem or self._act(step, open_case.target, row, policy)
         row.state = REFUSED if problem else DONE
         row.text = problem or DID[step].format(open_case.description)
         row.save(update_fields=["state", "text"])
@@ -165,6 +155,19 @@ class Enforcement:
             _report_refusal(open_case, step, problem, now)
         else:
             _add_event("ENFORCEMENT_ACTED", open_case, row.text, now, audited=True)
+
+    def _act(
+        self, step: Step, target: Target, row: Response, policy: EnforcementPolicy
+    ) -> str | None:
+        """Why it failed; None = it is done."""
+        if step is Step.RENICE:
+            return self._actions.lower(target, NICE)
+        if step is Step.LIMIT:
+            memory = int(policy.memory_gib * GIB) or None
+            return self._actions.cap(target, row.before, CPU_CORES, memory)
+        if step is Step.FREEZE:
+            return self._actions.freeze(target, RUN_S, STOP_S)
+        return self._actions.end(target, kill=step is Step.KILL)
 
     def _undo(self, open_case: OpenCase, row: Response, now: datetime) -> None:
         """Undo an action. It may only have been planned: after a crash that is unknown."""
@@ -395,11 +398,7 @@ def with_actions(host: str) -> dict[Incident, list[Response]]:
     rows = Response.objects.filter(is_dry_run=False, undone_at=None, incident__host=host)
     lasts = Q(state=PLANNED) | Q(state=DONE, step__in=UNDOABLE)
     relevant = rows.filter(lasts | Q(incident__closed_at=None)).exclude(step__in=WARNINGS)
-    relevant = relevant.exclude(state=PLANNED, by__gt="")
-    by_incident: dict[Incident, list[Response]] = {}
-    for row in relevant.select_related("incident__gpu", "incident__use").order_by("id"):
-        by_incident.setdefault(row.incident, []).append(row)
-    return by_incident
+    return _by_incident(relevant.exclude(state=PLANNED, by__gt=""))
 
 
 def requested_by_hand(host: str) -> dict[Incident, list[Response]]:
@@ -407,6 +406,10 @@ def requested_by_hand(host: str) -> dict[Incident, list[Response]]:
     if not _any_begun():
         return {}
     rows = Response.objects.filter(state=PLANNED, by__gt="", undone_at=None, incident__host=host)
+    return _by_incident(rows)
+
+
+def _by_incident(rows: QuerySet[Response]) -> dict[Incident, list[Response]]:
     by_incident: dict[Incident, list[Response]] = {}
     for row in rows.select_related("incident__gpu", "incident__use").order_by("id"):
         by_incident.setdefault(row.incident, []).append(row)
