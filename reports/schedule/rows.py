@@ -65,12 +65,23 @@ def is_subscribed(user: User, by_default: bool) -> bool:
     return by_default and bool(user.email) if chosen is None else chosen
 
 
-def subscribe(user: User, now: datetime, *, on: bool | None) -> None:
-    """The first report is of the week in which `now` is. on: None = without a choice."""
+def subscribe(user: User, now: datetime, *, on: bool) -> None:
+    """The first report is of the week in which `now` is."""
     fresh = {"is_on": on, "since_at": now, "reported_until": now}
     row, is_new = ReportSubscription.objects.get_or_create(user=user, defaults=fresh)
     if not is_new and row.is_on != on:
         ReportSubscription.objects.filter(pk=row.pk).update(**fresh)
+
+
+def subscribe_new_users(now: datetime) -> None:
+    """The same, without a choice of theirs, for users who have none yet."""
+    ReportSubscription.objects.bulk_create(
+        (
+            ReportSubscription(user=user, is_on=None, since_at=now, reported_until=now)
+            for user in new_users()
+        ),
+        ignore_conflicts=True,
+    )
 
 
 def new_users() -> QuerySet[User]:

@@ -136,8 +136,7 @@ def make_due(now: datetime) -> int:
     made = 0
     weekly = is_weekly()
     if weekly:
-        for user in rows.new_users():
-            rows.subscribe(user, now, on=None)
+        rows.subscribe_new_users(now)
     for schedule in rows.schedules(now):
         if period := _due_period(schedule, now):
             work = partial(_scheduled, schedule, period, now)
