@@ -151,8 +151,8 @@ class UserFigures:
     time of a GPU with several holders counts for those who used less than an equal part.
     efficiency: used of the known held time, 0 to 1. coverage: known of the held time, 0 to 1.
     share_pct: of the measured capacity. further_findings: how many are left out.
-    caused_wait_hours: by how much less others would have waited if the user had held only the
-    entitlement.
+    caused_wait_hours: time that jobs of others would not have waited if the user had held only
+    the entitlement.
     overuse_hours: hours above the own share while others waited.
     """
 

@@ -117,7 +117,7 @@ class UserBody(Schema):
     share_pct: float | None = Field(description="Held part of the measured capacity.")
     waited_hours: float
     caused_wait_hours: float = Field(
-        description="How much less others would have waited if the user had held only the"
+        description="Time that jobs of others would not have waited if the user had held only the"
         " entitlement."
     )
     energy_kwh: float | None

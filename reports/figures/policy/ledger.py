@@ -183,9 +183,10 @@ class Ledger:
     def _caused(self, step: Step, held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """The wait that each owner causes in this step; also added to `caused_s`.
 
-        By how much less jobs of others would have waited, if the owner had held only the
+        That is the time that jobs of others would not have waited if the owner had held only the
         entitlement: each GPU would have taken one waiting job at a time. So it is at most what the
-        owner held above the entitlement. What jobs further back would have gained is not counted.
+        owner held above the entitlement. That jobs further back would have started earlier too is
+        not counted.
         """
         caused: dict[str, float] = {}
         for owner, gpus in held.items():
