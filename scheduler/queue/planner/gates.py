@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
@@ -98,7 +99,7 @@ class PassState:
 
     def account(self, owner: str) -> UserAccount:
         """The user's account, including the placements of this pass."""
-        return self.people.get(owner) or UserAccount(owner=owner)
+        return self.people.get(owner) or _without_limits(owner)
 
     def trusted(self, owner: str) -> frozenset[str]:
         """Saturated GPUs on which a time window of the owner overrides their load."""
@@ -147,6 +148,11 @@ class PassState:
         if account is not None:
             after = quotas.after(account, request.requirement, request.lasts)
             self.people[request.owner] = after
+
+
+@lru_cache(maxsize=1024)
+def _without_limits(owner: str) -> UserAccount:
+    return UserAccount(owner=owner)
 
 
 def wanted_gpus(waiting: Iterable[QueuedJob], slots: Slots) -> dict[str, float]:

@@ -59,7 +59,10 @@ def choose(
     fitting = [
         gpu
         for gpu in gpus
-        if gpu.gpu_uuid not in excluded and reject_code(requirement, gpu, policy, job_id) is None
+        # These two are asked first because they are quick and true for most GPUs of a full host.
+        if not (gpu.exclusive or gpu.undeclared)
+        and gpu.gpu_uuid not in excluded
+        and reject_code(requirement, gpu, policy, job_id) is None
     ]
     if len(fitting) < requirement.gpus:
         return None
