@@ -5,7 +5,7 @@ REST refuses unknown fields. Filters of a page ignore unknown values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
@@ -21,14 +21,17 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from monitor.facts.answers import AnswerField
 from monitor.facts.input_rules import (
     CHARACTER_SENTENCE,
     TIME_SENTENCE,
@@ -116,6 +119,14 @@ class RequestBody(BaseModel):
             names = {field.alias or name for name, field in cls.model_fields.items()}
             lines = [_with_suggestion(each, names) for each in details]
             raise ValidationError.from_exception_data(error.title, lines) from None
+
+
+def answer_model(
+    name: str, base: type[BaseModel], answers: Iterable[AnswerField]
+) -> type[BaseModel]:
+    """A body of answers with these values, and those of `base`."""
+    values: dict[str, Any] = {f.name: (f.json, Field(description=f.help)) for f in answers}
+    return create_model(name, __base__=base, **values)
 
 
 def body_of(answer: type[BaseModel], row: object, **others: Any) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, tables
+from monitor.facts.incident_answers import INCIDENT_ANSWERS
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
 Json = dict[str, Any]
-HEADS = ("INCIDENT", "SINCE", "USER", "TEXT")
+LISTED = tuple(field for field in INCIDENT_ANSWERS if field.label)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,10 +40,9 @@ def _list_lines(answer: Json) -> Iterator[str]:
         yield "There are no open incidents."
         return
     rows = [
-        (str(row["id"]), tables.moment(row["since"]), row["user"] or tables.UNKNOWN, row["text"])
-        for row in answer["incidents"]
+        [tables.worded(field, row[field.name]) for field in LISTED] for row in answer["incidents"]
     ]
-    yield from tables.table(HEADS, rows)
+    yield from tables.table([field.label.upper() for field in LISTED], rows)
 
 
 def lines(answer: Json) -> Iterator[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, tables
 from gpucoord_site.cli.why import lines as why_lines
+from monitor.facts.answers import AnswerField
+from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.units import parse_duration
 
 if TYPE_CHECKING:
@@ -132,39 +134,10 @@ def _history_row(job: Json) -> tuple[str, ...]:
 
 
 def _job_lines(job: Json) -> Iterator[str]:
-    rows = {
-        "job": f"{job['id']} ({job['name']}) of {_owner(job)}",
-        "agent": job.get("agent"),
-        "state": job["outcome"] or job["state"],
-        "priority": job["priority"],
-        "requested": ", ".join(_requested(job)),
-        "time limit": job["time_limit_s"] and tables.clock(job["time_limit_s"]),
-        "submitted": tables.moment(job["submitted_at"]),
-        "started": tables.moment(job["started_at"]),
-        "ended": tables.moment(job["ended_at"]),
-        "time": tables.between(job["started_at"], job["ended_at"]),
-        "exit code": job["exit_code"],
-        "signal": job["signal"],
-        "problem": job["problem"],
-        "GPUs": ", ".join(job["gpus"]),
-        "host": job.get("host") or job["requested"].get("host"),
-        "engine": _engine(job["attempts"]),
-        "ports": _ports(job),
-        "contact lost": job.get("contact_lost_since")
-        and f"since {tables.moment(job['contact_lost_since'])}; it may still run",
-        "command": job["command"],
-        "folder": job["cwd"],
-        "group": job["group"],
-        "left out": ", ".join(f"{n} ({why})" for n, why in (job["left_out"] or {}).items()),
-        "array": job["array"] and f"{job['array']}, index {job['array_index']}",
-        "after": ", ".join(map(str, [*job["after"], *job["after_success"]])),
-        "tags": ", ".join(f"{n}={t}" if t else n for n, t in job["tags"].items()),
-        "held": job["held"],
-        "attempts": len(job["attempts"]) if len(job["attempts"]) > 1 else None,
-    }
-    for label, value in rows.items():
-        if value not in (None, "", tables.UNKNOWN):
-            yield f"{label + ':':<14}{value}"
+    for field in JOB_ANSWERS:
+        for label, value in _rows(job, field):
+            if value not in (None, "", tables.UNKNOWN):
+                yield f"{label + ':':<14}{value}"
     if job.get("efficiency"):
         yield f"{'used:':<14}{job['efficiency']}"
     if job.get("held_log"):
@@ -172,6 +145,37 @@ def _job_lines(job: Json) -> Iterator[str]:
         yield from (f"  {line}" for line in job["held_log"].splitlines())
     if "why" in job:
         yield from why_lines(job["why"])
+
+
+def _rows(job: Json, field: AnswerField) -> Iterator[tuple[str, Any]]:
+    """The row of a value, and those of figures that follow from it."""
+    value = job.get(field.name)
+    worded = WORDED.get(field.name)
+    if field.label:
+        yield field.label, worded(job) if worded else tables.worded(field, value)
+    if field.name == "ended_at":
+        yield "time", tables.between(job["started_at"], job["ended_at"])
+    elif field.name == "host":
+        yield "engine", _engine(job["attempts"])
+        yield "ports", _ports(job)
+    elif field.name == "held":
+        yield "attempts", len(job["attempts"]) if len(job["attempts"]) > 1 else None
+
+
+# Values that `gpucoord show` words in its own way, or that follow from several.
+WORDED: dict[str, Callable[[Json], Any]] = {
+    "id": lambda job: f"{job['id']} ({job['name']}) of {_owner(job)}",
+    "state": lambda job: job["outcome"] or job["state"],
+    "requested": lambda job: ", ".join(_requested(job)),
+    "host": lambda job: job.get("host") or job["requested"].get("host"),
+    "contact_lost_since": lambda job: (
+        job.get("contact_lost_since")
+        and f"since {tables.moment(job['contact_lost_since'])}; it may still run"
+    ),
+    "left_out": lambda job: ", ".join(f"{n} ({why})" for n, why in (job["left_out"] or {}).items()),
+    "array": lambda job: job["array"] and f"{job['array']}, index {job['array_index']}",
+    "after": lambda job: ", ".join(map(str, [*job["after"], *job["after_success"]])),
+}
 
 
 def _engine(attempts: Sequence[Json]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.parsing import Parser
+from scheduler.facts.job_answers import JOB_ANSWERS
 
 if TYPE_CHECKING:
     from mcp.server.fastmcp import FastMCP
@@ -29,12 +30,7 @@ declare gpu_memory and time_limit: jobs with small requests start sooner. Cancel
 LONGEST_WAIT_S = 300.0
 MOST_LOG = 20_000
 MOST_JOBS = 50
-# The fields of a job that matter to an agent.
-SHOWN = (
-    "id", "name", "owner", "agent", "state", "outcome", "priority", "exit_code", "problem",
-    "reason", "submitted_at", "started_at", "ended_at", "progress", "efficiency",
-    "predicted_start_at",
-)  # fmt: skip
+SHOWN = tuple(field.name for field in JOB_ANSWERS if field.for_agents)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from monitor.facts.answers import AnswerField
 from monitor.facts.formats import GIB
 from monitor.facts.input_rules import escaped
 
@@ -73,3 +74,16 @@ def percent(value: float | None) -> str:
 
 def text(value: Any) -> str:
     return UNKNOWN if value in (None, "") else str(value)
+
+
+def worded(field: AnswerField, value: Any) -> str:
+    """A value of an answer in words."""
+    if value is None:
+        return UNKNOWN
+    if field.is_time:
+        return moment(value)
+    if field.unit:
+        return {"s": clock, "bytes": gib, "pct": percent}[field.unit](value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" if each else name for name, each in value.items())
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
@@ -12,7 +11,9 @@ from ninja import Query, Router, Schema
 from ninja.errors import HttpError
 from pydantic import Field
 
-from monitor.api import InvalidInput, Moment, PlainLines, RequestBody
+from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_model
+from monitor.facts.answers import values_of
+from monitor.facts.incident_answers import FACET_ANSWERS, INCIDENT_ANSWERS
 from monitor.incidents import actions
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.pages import listing as incident_listing
@@ -23,63 +24,18 @@ from monitor.owners.identity.policy import Viewer
 router = Router()
 
 
-class FacetBody(Schema):
+_Facet = answer_model("_Facet", Schema, FACET_ANSWERS)
+_Incident = answer_model("_Incident", Schema, INCIDENT_ANSWERS)
+
+
+class FacetBody(_Facet):  # type: ignore[misc,valid-type]  # its fields follow from the table
     """One rule on one GPU."""
 
-    id: int
-    rule: str
-    gpu_uuid: str | None
-    text: str
-    severity: str
-    since: datetime
-    closed_at: datetime | None
 
-
-class IncidentBody(Schema):
+class IncidentBody(_Incident):  # type: ignore[misc,valid-type]  # its fields follow from the table
     """null = not known, or not a matter of this rule."""
 
-    id: int
-    rule: str
-    severity: str = Field(description="info: no job waits. warning: others wait. error: for long.")
-    text: str
-    host: str
-    gpu_uuid: str | None
-    user: str | None = Field(description="null = the owner is not known.")
-    program: str | None
-    pid: int | None
-    start_ticks: int | None = Field(
-        description="Start of the process in clock ticks since the boot; with the pid, it names it."
-    )
-    job: str | None
-    job_owner: str | None
-    since: datetime
-    opened_at: datetime
-    last_seen_at: datetime
-    closed_at: datetime | None
-    lasts_s: float
-    peak_pct: float | None
-    mean_pct: float | None
-    expected_pct: float | None = Field(
-        description="Fair share: the entitlement, or the target share if that is more."
-    )
-    measured_pct: float | None = Field(description="Share of the machine that the user takes.")
-    coverage: float | None = Field(
-        description="Part of the time for which the usage is known, 0 to 1."
-    )
-    memory_bytes: int | None
-    waited_jobs: int
-    waited_s: float = Field(description="Total waiting time of other users meanwhile.")
-    is_hog: bool = Field(
-        description="Above the own share while others waited, or memory held idle; else the use"
-        " takes nothing from others."
-    )
-    acknowledged_at: datetime | None
-    acknowledged_by: str | None
-    rules: list[str] = Field(description="Rules of all facets.")
-    gpus: list[str] = Field(description="UUIDs of all GPUs of the incident.")
     facets: list[FacetBody] = Field(description="Each rule on each GPU, the incident's own first.")
-    explanation: str | None = Field(description="Visible to the owner and to operators.")
-    snoozed_until: datetime | None
 
 
 class Incidents(Schema):
@@ -250,26 +206,7 @@ def _viewer(request: HttpRequest) -> Viewer:
 
 
 def _body(row: Incident, viewer: Viewer) -> dict[str, Any]:
-    parts = row.parts
-    shown = IncidentBody.model_fields.keys() - {"facets"}
-    values = {name: getattr(row, name, None) for name in shown}
-    # Unknown values stand as empty texts in the row.
-    texts = ("user", "program", "job_owner", "acknowledged_by", "explanation")
-    values |= {name: values[name] or None for name in texts}
-    if not actions.may_see_details(row, viewer):
-        values["explanation"] = None
-    return values | {
-        "gpu_uuid": row.gpu_id,
-        "job": row.job_ref or None,
-        "since": row.since_at,
-        "rules": list(dict.fromkeys(part.rule for part in parts)),
-        "gpus": list(dict.fromkeys(part.gpu_id for part in parts if part.gpu_id)),
-        "facets": [_facet(part) for part in parts],
-        "lasts_s": row.lasts.total_seconds(),
+    sees_all = actions.may_see_details(row, viewer)
+    return values_of(INCIDENT_ANSWERS, row, sees_all=sees_all) | {
+        "facets": [values_of(FACET_ANSWERS, part) for part in row.parts]
     }
-
-
-def _facet(row: Incident) -> dict[str, Any]:
-    names = ("id", "rule", "text", "severity", "closed_at")
-    values = {name: getattr(row, name) for name in names}
-    return values | {"gpu_uuid": row.gpu_id, "since": row.since_at}

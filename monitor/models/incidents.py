@@ -97,6 +97,10 @@ class Incident(models.Model):
         return self.last_seen_at - self.since_at
 
     @property
+    def lasts_s(self) -> float:
+        return self.lasts.total_seconds()
+
+    @property
     def is_hog(self) -> bool:
         return bool(self.hog_spans)
 
@@ -104,6 +108,15 @@ class Incident(models.Model):
     def parts(self) -> list[Incident]:
         """The lead and its facets, in the order in which they opened."""
         return [self, *sorted(self.facets.all(), key=lambda row: row.pk)]
+
+    @property
+    def rules(self) -> list[str]:
+        return list(dict.fromkeys(part.rule for part in self.parts))
+
+    @property
+    def gpus(self) -> list[str]:
+        """The UUIDs of all GPUs."""
+        return list(dict.fromkeys(part.gpu_id for part in self.parts if part.gpu_id))
 
     @property
     def coverage_pct(self) -> float | None:

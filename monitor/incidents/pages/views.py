@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from monitor.api import posted_text
+from monitor.facts.incident_answers import INCIDENT_ANSWERS
 from monitor.facts.input_rules import is_number
 from monitor.incidents import actions
 from monitor.incidents import facts as incident_facts
@@ -63,6 +64,11 @@ def incident(request: HttpRequest, pk: int) -> HttpResponse:
         "trail": actions.trail(row),
         "viewer": viewer,
         "operator": viewer.operator,
+        "figures": [
+            (field, text)
+            for field in INCIDENT_ANSWERS
+            if field.title and (text := field.text(field.of(row)))
+        ],
         "is_hog": row.rule in incident_facts.HOG_RULES,
         "owner_name": row.job_owner or row.user or None,
         "scopes": actions.scopes(row),

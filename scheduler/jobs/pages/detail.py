@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.urls import reverse
 
+from monitor.facts.answers import AnswerField, values_of
 from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.usage.history.pages import content as history_content
@@ -20,6 +21,7 @@ from scheduler.execution.hosts.pages import contact, elsewhere, not_read
 from scheduler.execution.hosts.probes import Unreachable
 from scheduler.execution.progress.step import ends_of
 from scheduler.execution.steps.specs import account_of_jobs
+from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
 from scheduler.jobs.lifecycle import probes as job_logs
 from scheduler.jobs.lifecycle.policy.retries import SAVED_EXIT_CODE
@@ -29,6 +31,7 @@ from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
+from scheduler.jobs.pages.serialise import JobRecord
 from scheduler.models import Attempt, EngineTask, Job, YieldRequest
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.sizing import policy as sizing
@@ -143,10 +146,10 @@ def whole(job: Job, person: User, data: Path, run_as: str, forecast: JobForecast
         **live(job, run_as, forecast),
         "viewer": person.username if job.owner_id == person.pk else "",
         "attempts": job_views.attempts_of(job),
+        "details": details(job, person),
     }
     if context["may_see_all"]:
         context["log"] = shown_log(job, data)
-        context["environment"] = job.env_names
         is_shell = job.argv[:2] == ["/bin/sh", "-c"] and job.argv[2:] == [job.command]
         context["argv"] = "" if is_shell else shlex.join(job.argv)
     return context | {
@@ -154,6 +157,22 @@ def whole(job: Job, person: User, data: Path, run_as: str, forecast: JobForecast
         "after": job_views.after(job, DependencyKind.END),
         "after_success": job_views.after(job, DependencyKind.SUCCESS),
     }
+
+
+def details(job: Job, person: User) -> list[tuple[AnswerField, Any, list[tuple[str, str]]]]:
+    """The values with a title that this user may see; of lists and mappings, names with texts."""
+    sees_all = job_views.may_see_all(job, person)
+    shown = [f for f in JOB_ANSWERS if f.title and (sees_all or not f.is_private)]
+    return [
+        (field, field.text(value) if field.unit else value, _named(value))
+        for field, value in zip(shown, values_of(shown, JobRecord(job, {})).values(), strict=True)
+        if value or field.missing
+    ]
+
+
+def _named(value: Any) -> list[tuple[str, str]]:
+    names = dict.fromkeys(value, "") if isinstance(value, list) else value
+    return list(names.items()) if isinstance(names, dict) else []
 
 
 def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from monitor.facts.accounts import submitter
+from monitor.facts.answers import values_of
 from monitor.facts.formats import GIB, duration
 from monitor.models import Gpu
-from scheduler.execution.hosts.pages import silent_hosts
-from scheduler.execution.progress.step import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.field_types import Group
+from scheduler.facts.job_answers import LISTED
 from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages.serialise import JobRecord
 from scheduler.models import Attempt, Job
-from scheduler.queue.blockers.policy import stored_blockers
 
 # state or outcome -> (the word, the badge's shape)
 WORDS = {
@@ -67,19 +67,19 @@ class JobLine:
     started_at: datetime | None
     ended_at: datetime | None
     # 0 to 100. None: the job reports none.
-    percent: int | None = None
+    percent: int | None
     # The expected end of a running job (median). None: unknown.
-    ends_at: datetime | None = None
-    # Of the current or last attempt; "" = it never ran.
-    host: str = ""
+    ends_at: datetime | None
+    # Of the current or last attempt. None: it never ran.
+    host: str | None
     # The name of the owner's agent that submitted it.
-    agent: str = ""
+    agent: str | None
     # Contact with the host of a running job is lost.
-    is_lost: bool = False
+    is_lost: bool
 
     @property
     def submitter(self) -> str:
-        return submitter(self.owner, self.agent)
+        return submitter(self.owner, self.agent or "")
 
     @property
     def urgency(self) -> str:
@@ -99,22 +99,15 @@ class JobLine:
         return self.ended_at - self.started_at if self.ended_at and self.started_at else None
 
 
+# Values that the line has as REST gives them.
+_SHARED = [f for f in LISTED if f.name in JobLine.__slots__ and f.name != "gpus"]
+
+
 def lines(jobs: Iterable[Job]) -> list[JobLine]:
     """One line for each job, in the same order."""
-    rows = list(jobs)
-    attempts = [job_views.running_attempt(job) for job in rows]
-    links = gpu_links({uuid for a in attempts if a for uuid in a.gpu_uuids})
-    silent = silent_hosts(attempts)
-    made = [
-        _line(job, [links[uuid] for uuid in attempt.gpu_uuids] if attempt else [], attempt)
-        for job, attempt in zip(rows, attempts, strict=True)
-    ]
-    return [_lost(line) if line.is_open and line.host in silent else line for line in made]
-
-
-def _lost(line: JobLine) -> JobLine:
-    """The line of a job whose host is silent."""
-    return replace(line, word="contact lost", shape="unknown", is_lost=True)
+    records = job_views.records(list(jobs))
+    links = gpu_links({uuid for record in records for uuid in record.gpus})
+    return [_line(record, tuple(links[uuid] for uuid in record.gpus)) for record in records]
 
 
 def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
@@ -126,28 +119,20 @@ def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
     return {uuid: links.get(uuid) or GpuLink(uuid, None, "") for uuid in unique}
 
 
-def _line(job: Job, gpus: Sequence[GpuLink], attempt: Attempt | None) -> JobLine:
-    word, shape = badge(job)
-    ends = ends_of(attempt) if attempt else None
+def _line(record: JobRecord, gpus: tuple[GpuLink, ...]) -> JobLine:
+    job, is_lost = record.job, record.contact_lost_since is not None
+    word, shape = ("contact lost", "unknown") if is_lost else badge(job)
     return JobLine(
-        id=job.pk,
-        name=job.name,
-        owner=job.owner.username,
-        state=job.state,
+        **values_of(_SHARED, record),
         word=word,
         shape=shape,
-        priority=job.priority,
         requirement=requirement(job),
-        gpus=tuple(gpus),
-        why=_why(job),
+        gpus=gpus,
+        why=record.reason or "",
         ending=ending(job),
-        submitted_at=job.submitted_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        percent=percent(attempt),
-        ends_at=ends.p50 if ends else None,
-        host=attempt.host if attempt else "",
-        agent=job.agent.name if job.agent else "",
+        percent=percent(record.attempt),
+        ends_at=record.ends.p50 if record.ends else None,
+        is_lost=is_lost,
     )
 
 
@@ -156,11 +141,6 @@ def percent(attempt: Attempt | None) -> int | None:
     if attempt is None or attempt.ended_at is not None or attempt.progress is None:
         return None
     return int(attempt.progress * 100)
-
-
-def _why(job: Job) -> str:
-    reason = stored_blockers.first(stored_blockers.reasons(job.blockers))
-    return reason.headline if reason else ""
 
 
 def badge(job: Job) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
@@ -12,6 +13,7 @@ from django.db.models import Prefetch, QuerySet
 from django.db.models.fields.json import KeyTransform
 from django.urls import reverse
 
+from monitor.facts.answers import values_of
 from monitor.facts.formats import duration
 from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps import advice as job_advice
@@ -22,7 +24,8 @@ from scheduler.execution.progress.step import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
 from scheduler.facts.field_parsers import TAG_NAME
-from scheduler.facts.jobs import DependencyKind, JobState
+from scheduler.facts.job_answers import JOB_ANSWERS, LISTED
+from scheduler.facts.jobs import DependencyKind, Ends, JobState
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.blockers.policy.stored_blockers import (
@@ -37,11 +40,6 @@ from scheduler.queue.sizing import step as sizing
 from scheduler.queue.sizing.policy import GpuUse, MemorySuggestion
 
 Person = User | AnonymousUser
-# Only the owner and operators see these.
-PRIVATE = (
-    "problem", "command", "argv", "cwd", "env_names", "left_out", "limits", "group", "held_log",
-    "progress_message", "script_args", "result",
-)  # fmt: skip
 # Clients rely on these names; pages may use other words.
 REST_TIERS = TIER_WORDS | {Tier.MY_LIMITS: "my limits"}
 
@@ -142,51 +140,86 @@ def log_removed(job: Job, number: int) -> str:
     return f"The log was removed {age} after the job ended."
 
 
-def lines(rows: Sequence[Job]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as all doors show it: the attributes of its row, and what follows from other rows.
+
+    silent: silent_hosts() of its attempt.
+    """
+
+    job: Job
+    silent: Mapping[str, datetime]
+    task_class = "script"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.job, name)
+
+    @cached_property
+    def attempt(self) -> Attempt | None:
+        return running_attempt(self.job)
+
+    @cached_property
+    def ends(self) -> Ends | None:
+        return ends_of(self.attempt) if self.attempt else None
+
+    @property
+    def gpus(self) -> list[str]:
+        return list(self.attempt.gpu_uuids) if self.attempt else []
+
+    @property
+    def requested(self) -> dict[str, Any]:
+        return job_fields.requested(self.job)
+
+    @property
+    def contact_lost_since(self) -> datetime | None:
+        """None: the attempt has ended, or its host is in contact."""
+        attempt = self.attempt
+        return self.silent.get(attempt.host) if attempt and attempt.ended_at is None else None
+
+    @property
+    def reason(self) -> str | None:
+        return waits_for(self.job)
+
+    @property
+    def url(self) -> str:
+        return reverse("job", args=[self.job.pk])
+
+    @property
+    def script_args(self) -> dict[str, Any] | None:
+        return self.job.script_args if self.job.script else None
+
+    @property
+    def after(self) -> list[int]:
+        return after(self.job, DependencyKind.END)
+
+    @property
+    def after_success(self) -> list[int]:
+        return after(self.job, DependencyKind.SUCCESS)
+
+    @property
+    def prediction_error_s(self) -> float | None:
+        off = prediction_error(self.job)
+        return None if off is None else off.total_seconds()
+
+    @property
+    def efficiency(self) -> str:
+        return efficiency(self.job)
+
+
+def records(rows: Sequence[Job]) -> list[JobRecord]:
     silent = silent_hosts(running_attempt(job) for job in rows)
-    return [line(job, silent) for job in rows]
+    return [JobRecord(job, silent) for job in rows]
 
 
-def line(job: Job, silent: Mapping[str, datetime]) -> dict[str, Any]:
-    """The part that all users may see. silent: silent_hosts() of its attempt."""
-    attempt = running_attempt(job)
-    ends = ends_of(attempt) if attempt else None
-    return {
-        "id": job.pk,
-        "name": job.name,
-        "owner": job.owner.username,
-        "agent": job.agent.name if job.agent else None,
-        "state": job.state,
-        "outcome": job.outcome or None,
-        "priority": job.priority,
-        "gpus": list(attempt.gpu_uuids) if attempt else [],
-        "host": attempt.host if attempt else None,
-        "contact_lost_since": _lost_since(attempt, silent),
-        "requested": job_fields.requested(job),
-        "submitted_at": job.submitted_at,
-        "started_at": job.started_at,
-        "ended_at": job.ended_at,
-        "progress": attempt.progress if attempt else None,
-        "ends_p50_at": ends.p50 if ends else None,
-        "ends_p90_at": ends.p90 if ends else None,
-        "reason": waits_for(job),
-        "tags": job.tags,
-        "task_class": "script",
-        "task_type": job.task_type or None,
-        "script": job.script or None,
-        "url": reverse("job", args=[job.pk]),
-    }
+def lines(rows: Sequence[Job]) -> list[dict[str, Any]]:
+    """The part that all users may see."""
+    return [values_of(LISTED, record) for record in records(rows)]
 
 
 def waits_for(job: Job) -> str | None:
     """The leading reason why it waits, in one sentence; None: it does not wait."""
     reason = first(reasons(job.blockers))
     return reason.headline if reason else None
-
-
-def _lost_since(attempt: Attempt | None, silent: Mapping[str, datetime]) -> datetime | None:
-    """None: the attempt has ended, or its host is in contact."""
-    return silent.get(attempt.host) if attempt and attempt.ended_at is None else None
 
 
 def after(job: Job, kind: DependencyKind) -> list[int]:
@@ -201,52 +234,12 @@ def tier_of(blocker: dict[str, Any]) -> str:
     return REST_TIERS[Tier(tier)] if tier else ""
 
 
-def options(job: Job) -> dict[str, Any]:
-    """Preemption, retries, holds, start time and dependencies."""
-    return {
-        "preemptible": job.preemptible,
-        "requeue": job.requeue,
-        "yield_signal": job.yield_signal or None,
-        "grace_s": job.grace_s,
-        "retries": job.retries,
-        "failures": job.failures,
-        "requeues": job.requeues,
-        "begin_at": job.begin_at,
-        "retry_at": job.retry_at,
-        "held": job.held or None,
-        "held_after": job.held_after,
-        "pause_on_quick_failure": job.pause_on_quick_failure,
-        "after": after(job, DependencyKind.END),
-        "after_success": after(job, DependencyKind.SUCCESS),
-        "array": job.array,
-        "array_index": job.array_index,
-    }
-
-
 def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
     """The job as `person` may see it."""
-    attempt, sees_all = running_attempt(job), may_see_all(job, person)
-    off = prediction_error(job)
-    return {
-        **line(job, silent_hosts([attempt])),
-        "exit_code": job.exit_code,
-        "signal": job.signal,
+    (record,), sees_all = records([job]), may_see_all(job, person)
+    return values_of(JOB_ANSWERS, record, sees_all=sees_all) | {
         "blockers": _with_tiers(with_current_ends(job.blockers, now)),
-        "checkpoint_host": job.home or None,
-        **_private(job, sees_all),
-        "estimate_s": job.estimate_s,
-        "time_limit_s": job.time_limit_s,
-        **options(job),
-        "predicted_start_at": job.predicted_start_at,
-        "first_predicted_start_at": job.first_predicted_start_at,
-        "prediction_error_s": None if off is None else off.total_seconds(),
-        "gpu_memory_is_learned": job.gpu_memory_is_learned,
-        "efficiency": efficiency(job) or None,
-        "cancel_requested_at": job.cancel_requested_at,
-        "cancelled_by": job.cancelled_by or None,
-        "cpu_s": attempt.cpu_s if attempt else None,
-        "peak_memory_bytes": attempt.peak_memory_bytes if attempt else None,
-        "log_bytes": attempt.log_bytes if attempt else None,
+        "result": result(job) if sees_all else None,
         "attempts": [_attempt(each, sees_all) for each in attempts_of(job)],
     }
 
@@ -317,27 +310,6 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any]:
         "starts_p50": estimate.p50 if estimate else None,
         "starts_p90": estimate.p90 if estimate else None,
         "starts_after": estimate.after if estimate else None,
-    }
-
-
-def _private(job: Job, sees_all: bool) -> dict[str, Any]:
-    if not sees_all:
-        return dict.fromkeys(PRIVATE)
-    attempt = running_attempt(job)
-    return {
-        "progress_message": (attempt.progress_message or None) if attempt else None,
-        "script_args": job.script_args if job.script else None,
-        "result": result(job),
-        # The text may name the folder or the program.
-        "problem": job.problem or None,
-        "command": job.command,
-        "argv": job.argv,
-        "cwd": job.cwd,
-        "env_names": job.env_names,
-        "left_out": job.left_out,
-        "held_log": job.held_log or None,
-        "limits": job.limits,
-        "group": job.primary_group or None,
     }
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from ninja import Schema
 from pydantic import ConfigDict, Field, create_model
 
-from monitor.api import RequestBody
+from monitor.api import RequestBody, answer_model
 from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
+from scheduler.facts.job_answers import JOB_ANSWERS, LISTED
 from scheduler.facts.job_fields import BY_NAME, JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
 from scheduler.submission.intake.steps import GIVEN
@@ -235,41 +236,11 @@ class AttemptBody(Schema):
     )
 
 
-class JobLine(Schema):
-    """A job with the fields that all users may see."""
+_Listed = answer_model("_Listed", Schema, LISTED)
 
-    id: int
-    name: str
-    owner: str
-    agent: str | None = Field(description="The agent of the owner that submitted it.")
-    state: JobState
-    outcome: str | None = Field(
-        description="succeeded, failed, cancelled, timed_out, lost, preempted or skipped; "
-        "null until it has ended."
-    )
-    priority: int
-    gpus: list[str] = Field(description="UUIDs of the current or last GPUs.")
-    host: str | None = Field(description="Host of the current or last run.")
-    contact_lost_since: datetime | None = Field(
-        description="Last reading of its host, if that is silent: the job may still run."
-    )
-    requested: dict[str, Any] = Field(
-        description="gpus, gpu_memory_bytes, exclusive and further requests."
-    )
-    submitted_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    progress: float | None = Field(description="0 to 1; null: the job reports none.")
-    ends_p50_at: datetime | None = Field(
-        description="Expected end, by its progress, else by its estimate, limit or history."
-    )
-    ends_p90_at: datetime | None = Field(description="90 % quantile of the expected end.")
-    reason: str | None = Field(description="Why it waits, in one sentence.")
-    tags: dict[str, str] = Field(description="Project, comment and the like.")
-    task_class: str = Field(description="script; prompts of model services are llm.")
-    task_type: str | None = Field(description="transcribe, embed or process, as its script says.")
-    script: str | None = Field(description="The registered script that it runs.")
-    url: str
+
+class JobLine(_Listed):  # type: ignore[misc,valid-type]  # its fields follow from the table
+    """A job with the fields that all users may see."""
 
 
 class ResultBody(Schema):
@@ -281,66 +252,14 @@ class ResultBody(Schema):
     problem: str | None = Field(None, description="Why there is no output.")
 
 
-class JobBody(JobLine):
+_Full = answer_model("_Full", JobLine, (f for f in JOB_ANSWERS if not f.is_listed))
+
+
+class JobBody(_Full):  # type: ignore[misc,valid-type]  # its fields follow from the table
     """A job in full. Fields that only its owner and operators may see are null for others."""
 
-    exit_code: int | None
-    signal: int | None
-    problem: str | None
     blockers: list[BlockerBody]
-    checkpoint_host: str | None = Field(
-        description="Host that has its checkpoint, where a waiting job runs again."
-    )
-    command: str | None
-    argv: list[str] | None
-    cwd: str | None
-    env_names: list[str] | None = Field(description="Values are never shown.")
-    left_out: dict[str, str] | None = Field(
-        description="Parts of the submitting shell that the job does not get, with the reason."
-    )
-    limits: dict[str, int | str] | None = Field(description="Requested soft limits.")
-    group: str | None = Field(description="Requested primary group; null: the account's own.")
-    script_args: dict[str, Any] | None
     result: ResultBody | None = Field(description="null: it has written none.")
-    progress_message: str | None = Field(description="As the job reports it.")
-    estimate_s: int | None
-    time_limit_s: int | None
-    preemptible: bool
-    requeue: bool
-    yield_signal: str | None
-    grace_s: int | None
-    retries: int
-    failures: int = Field(description="Number of failures that were retried.")
-    requeues: int = Field(description="Number of requeues after a yield.")
-    begin_at: datetime | None
-    retry_at: datetime | None
-    held: str | None = Field(description="Reason of the hold, until the job is released.")
-    held_after: int | None = Field(
-        description="It was held after quick failures, the last of them of this job. Jobs with the"
-        " same number are released together."
-    )
-    held_log: str | None = Field(description="The last lines of the log of that job.")
-    pause_on_quick_failure: bool
-    after: list[int]
-    after_success: list[int]
-    array: int | None = Field(description="The array's first job.")
-    array_index: int | None
-    predicted_start_at: datetime | None = Field(None, description="The latest predicted start.")
-    first_predicted_start_at: datetime | None = Field(None, description="The first one.")
-    prediction_error_s: float | None = Field(
-        None, description="Actual minus first predicted start; negative: earlier."
-    )
-    gpu_memory_is_learned: bool = Field(
-        description="The job declared no GPU memory; it got what earlier runs needed."
-    )
-    efficiency: str | None = Field(
-        description="Requested and used GPU memory, and the utilisation, in one line."
-    )
-    cancel_requested_at: datetime | None
-    cancelled_by: str | None
-    cpu_s: float | None
-    peak_memory_bytes: int | None
-    log_bytes: int | None
     attempts: list[AttemptBody]
 
 

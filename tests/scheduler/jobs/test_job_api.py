@@ -234,8 +234,8 @@ def test_an_owner_sees_limits_group_and_what_was_left_out(
     _, answer = api.get(f"/jobs/{job.pk}/")
     assert answer["limits"] == {"nofile": 4096, "core": "unlimited"}
     assert (answer["group"], answer["left_out"]) == ("vision", {"HF_TOKEN": "TOKEN"})
-    assert "<code>HF_TOKEN</code> (TOKEN)" in page
-    assert "nofile 4096" in page
+    assert "<code>HF_TOKEN</code>: TOKEN" in page
+    assert "<code>nofile</code>: 4096" in page
     assert "<code>vision</code>" in page
 
 

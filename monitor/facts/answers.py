@@ -1,0 +1,76 @@
+"""Facts: the declaration of a value that goes out: in REST, on the command line and on pages.
+
+The tables of a subject say which values it has. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
+from types import NoneType
+from typing import Any, get_args
+
+from monitor.facts.formats import duration, gib, percent
+
+UNITS: Mapping[str, Callable[[Any], str]] = {"s": duration, "pct": percent, "bytes": gib}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerField:
+    """A value of a record as it goes out. Unknown is None, at every door.
+
+    name: in REST, with its unit. json: its type there. source: its path in the record; "" = the
+    name. blank: what an empty text stands for, where None is possible.
+    is_listed: part of lists, too. is_private: None for users other than the owner and operators.
+    for_agents: among the values that AI agents get.
+    label: of its row on the command line, title: on the page of the record; "" = it has none there.
+    missing: the page's word for an unknown or empty value; "" = no row.
+    """
+
+    name: str
+    json: Any
+    help: str | None = None
+    _: KW_ONLY
+    source: str = ""
+    blank: str | None = None
+    is_listed: bool = False
+    is_private: bool = False
+    for_agents: bool = False
+    label: str = ""
+    title: str = ""
+    missing: str = ""
+
+    @property
+    def is_time(self) -> bool:
+        return datetime in (self.json, *get_args(self.json))
+
+    @property
+    def unit(self) -> str:
+        """s, pct or bytes; "" = it has none."""
+        end = self.name.rpartition("_")[2]
+        return end if end in UNITS else ""
+
+    def text(self, value: Any) -> str:
+        """As pages show it; "" = no value."""
+        if value in (None, ""):
+            return ""
+        return UNITS[self.unit](value) if self.unit else str(value)
+
+    def of(self, record: object) -> Any:
+        value: Any = record
+        for part in (self.source or self.name).split("."):
+            if value is None:
+                return None
+            value = getattr(value, part)
+        return self.blank if value == "" and NoneType in get_args(self.json) else value
+
+
+def values_of(
+    fields: Iterable[AnswerField], record: object, *, sees_all: bool = True
+) -> dict[str, Any]:
+    """By name. sees_all: the viewer may see private values."""
+    return {
+        field.name: None if field.is_private and not sees_all else field.of(record)
+        for field in fields
+    }

@@ -1,0 +1,69 @@
+"""The values of an incident as they go out, declared once: REST, the command line and its page.
+
+Their record is the row of the incident. Listed values are those of each facet, too.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+
+from monitor.facts.answers import AnswerField
+
+_listed = partial(AnswerField, is_listed=True)
+
+INCIDENT_ANSWERS = (
+    _listed("id", int, label="incident"),
+    _listed("since", datetime, source="since_at", label="since"),
+    AnswerField("user", str | None, "null = the owner is not known.", label="user"),
+    _listed("text", str, label="text"),
+    _listed("rule", str),
+    _listed("severity", str, "info: no job waits. warning: others wait. error: for long."),
+    AnswerField("host", str),
+    _listed("gpu_uuid", str | None, source="gpu_id"),
+    AnswerField("program", str | None),
+    AnswerField("pid", int | None),
+    AnswerField(
+        "start_ticks",
+        int | None,
+        "Start of the process in clock ticks since the boot; with the pid, it names it.",
+    ),
+    AnswerField("job", str | None, source="job_ref"),
+    AnswerField("job_owner", str | None),
+    AnswerField("opened_at", datetime),
+    AnswerField("last_seen_at", datetime),
+    _listed("closed_at", datetime | None),
+    AnswerField("lasts_s", float, title="Duration"),
+    AnswerField("mean_pct", float | None, title="Mean"),
+    AnswerField("peak_pct", float | None, title="Peak"),
+    AnswerField("memory_bytes", int | None, title="Memory"),
+    AnswerField(
+        "measured_pct",
+        float | None,
+        "Share of the machine that the user takes.",
+        title="Share of all GPUs",
+    ),
+    AnswerField(
+        "expected_pct",
+        float | None,
+        "Fair share: the entitlement, or the target share if that is more.",
+    ),
+    AnswerField("coverage", float | None, "Part of the time for which the usage is known, 0 to 1."),
+    AnswerField("waited_jobs", int),
+    AnswerField("waited_s", float, "Total waiting time of other users meanwhile."),
+    AnswerField(
+        "is_hog",
+        bool,
+        "Above the own share while others waited, or memory held idle; else the use"
+        " takes nothing from others.",
+    ),
+    AnswerField("acknowledged_at", datetime | None),
+    AnswerField("acknowledged_by", str | None),
+    AnswerField("rules", list[str], "Rules of all facets."),
+    AnswerField("gpus", list[str], "UUIDs of all GPUs of the incident."),
+    AnswerField(
+        "explanation", str | None, "Visible to the owner and to operators.", is_private=True
+    ),
+    AnswerField("snoozed_until", datetime | None),
+)
+FACET_ANSWERS = tuple(field for field in INCIDENT_ANSWERS if field.is_listed)
