@@ -228,8 +228,8 @@ class Slots:
 
     cpu_jobs: number of jobs without a GPU that have not ended. people: accounts by user name; a
     missing user has no limits. windows: time windows of all users. reserved: the model for which a
-    GPU is reserved, by UUID. left_to_others: jobs for which another host reserves GPUs. models: for
-    forecasts only.
+    GPU is reserved, by UUID. left_to_others: jobs for which another host reserves GPUs.
+    For forecasts only: models, and coming, the jobs that batches will make of their items.
     """
 
     host: str
@@ -243,6 +243,7 @@ class Slots:
     reserved: Mapping[str, str] = field(default_factory=dict)
     left_to_others: frozenset[int] = frozenset()
     models: LoadedModels | None = None
+    coming: tuple[QueuedJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,8 @@ class ForecastCache:
         example = _queued(NewJob(command="true"), "", now, None)
         given = self.supply.given([*queue, example], now)
         models = None if self._models is None else self._models.loaded(now)
-        slots = replace(given.slots, models=models)
+        coming = part("scheduler.submission.batches.rows.batches:coming_jobs")
+        slots = replace(given.slots, models=models, coming=coming(queue) if coming else ())
         return PlanForecast(replace(given, queue=queue, slots=slots))
 
     def estimate_all(self, now: datetime) -> Mapping[int, Estimate]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.batches import Answer, BatchWork, ExclusiveFact, ExclusiveStep, ItemState
-from scheduler.facts.jobs import Outcome
+from scheduler.facts.jobs import Outcome, QueuedJob
 
 # Jobs of a batch that wait: enough that each GPU that frees up finds one.
 LEAST_WAITING, MOST_WAITING = 4, 64
@@ -35,6 +35,20 @@ def jobs_to_make(pace: Pace, gpus: int, room: int | None) -> int:
     """How many items become jobs now. room: places in the owner's queue; None = no limit."""
     wanted = min(MOST_WAITING, max(LEAST_WAITING, gpus + 2)) - pace.waiting
     return max(0, min(wanted, pace.queued, wanted if room is None else room))
+
+
+def coming(like: QueuedJob, items: int, most: int, numbers: Iterator[int]) -> list[QueuedJob]:
+    """The jobs of so many queued items, for forecasts: like a waiting job of their batch, after it.
+
+    At most `most` of them: each of these stands for several items in a row. numbers: their ids.
+    """
+    most = min(items, most)
+    jobs = []
+    for n in range(most):
+        in_a_row = items // most + (n < items % most)
+        expected = like.expected and like.expected.of(in_a_row)
+        jobs.append(replace(like, id=next(numbers), expected=expected))
+    return jobs
 
 
 def is_due(work: BatchWork, gpus: int, *, hands_out: bool, has_room: Callable[[], bool]) -> bool:

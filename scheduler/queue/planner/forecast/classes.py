@@ -62,6 +62,7 @@ Entry = tuple[Place, int, int, int, JobClass]
 class Queue:
     """The jobs at the beginning of simulations: placed, waiting by class, held by own blockers.
 
+    ids: of the jobs that wait, and not of those that are coming.
     boundaries: the times at which time windows begin, end, or make jobs leave.
     """
 
@@ -74,7 +75,7 @@ class Queue:
         self.held = [job for job in waiting if job.waits]
         apart = {job.id for job in made.ahead.values()} | set(made.beneficiaries)
         classes: dict[tuple[int, int | None], list[QueuedJob]] = defaultdict(list)
-        for job in sorted(waiting, key=came):
+        for job in (*sorted(waiting, key=came), *made.state.slots.coming):
             if not job.waits:
                 own = job.id if job.id in apart else None
                 classes[id(made.groups.of(job)), own].append(job)

@@ -110,6 +110,7 @@ class Simulation:
         self._due = 0
         # Jobs that have not started.
         self._missing = set(queue.ids)
+        self._coming = {job.id for job in slots.coming}
         self._boundaries = queue.boundaries
         self._numbers = count()
         self._followers: dict[int, list[tuple[QueuedJob, set[int], datetime]]] = defaultdict(list)
@@ -325,7 +326,7 @@ class Simulation:
         length = lasts(
             job, self._before[uuids[0]] if uuids else self._cpu_before(), late=self._late
         )
-        if job.id not in self.starts:
+        if job.id not in self.starts and job.id not in self._coming:
             self.starts[job.id], self.places[job.id] = now, uuids
             self._missing.discard(job.id)
             if length is not None:

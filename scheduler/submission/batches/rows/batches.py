@@ -6,11 +6,12 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain, count, islice
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Count, Exists, F, Model, OuterRef, Q, QuerySet, Sum
+from django.db.models import Count, Exists, F, Max, Model, OuterRef, Q, QuerySet, Sum
 
 from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
@@ -27,7 +28,7 @@ from scheduler.facts.batches import (
     BatchWork,
     ItemState,
 )
-from scheduler.facts.jobs import JobState, Outcome
+from scheduler.facts.jobs import JobState, Outcome, QueuedJob
 from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.jobs.lifecycle.rows.queue import synced
@@ -38,6 +39,8 @@ from scheduler.submission.batches.rows import exclusive
 
 LONGEST_ERROR = 1000
 CHUNK = 1000
+# Jobs of forecasts that stand for all queued items. More would only make forecasts slow.
+MOST_COMING = 200
 GONE = "The record of its job was removed."
 
 
@@ -90,8 +93,8 @@ def open_batches() -> list[tuple[Batch, BatchWork]]:
     )
     groups = open_items.order_by().values_list("batch_id", "status", "job__state")
     counts_: dict[int, Counter[tuple[str, str | None]]] = defaultdict(Counter)
-    for batch, status, job, count in groups.annotate(Count("id")):
-        counts_[batch][status, job] = count
+    for batch, status, job, items in groups.annotate(Count("id")):
+        counts_[batch][status, job] = items
     return [(batch, _work(counts_[batch.pk], has_queued=batch.has_queued)) for batch in listed]
 
 
@@ -259,6 +262,29 @@ def running_pace(batch: Batch) -> Pace:
     if batch.state != BatchState.RUNNING.value:
         queued = 0
     return pace(batch, {ItemState.QUEUED.value: queued} | by_status)
+
+
+def coming_jobs(queue: Iterable[QueuedJob]) -> tuple[QueuedJob, ...]:
+    """The jobs that running batches will make of their queued items, at most MOST_COMING.
+
+    Those of workers are made at once. A batch without a job in the queue makes none now.
+    """
+    batches = Batch.objects.filter(state=BatchState.RUNNING.value, work__isnull=True)
+    items = BatchItem.objects.filter(batch__in=batches, status__in=OPEN_ITEMS).order_by()
+    columns = ("batch__total_items", "batch__completed", "batch__failed")
+    newest = Max("job", filter=Q(status=ItemState.ASSIGNED.value))
+    grouped = items.values_list("batch", *columns).annotate(made=Count("id"), newest=newest)
+    rows = list(grouped.order_by("batch"))
+    by_id = {job.id: job for job in queue} if rows else {}
+    found = [
+        (by_id[like], total - completed - failed - made)
+        for _, total, completed, failed, made, like in rows
+        if like in by_id and total > completed + failed + made
+    ]
+    numbers = count(-1, -1)
+    each = max(1, MOST_COMING // max(1, len(found)))
+    coming = (policy.coming(like, left, each, numbers) for like, left in found)
+    return tuple(islice(chain.from_iterable(coming), MOST_COMING))
 
 
 def queued_items() -> int:

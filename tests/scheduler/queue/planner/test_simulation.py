@@ -127,6 +127,27 @@ def test_a_batch_frees_its_gpus_with_its_last_job() -> None:
     assert after(found[1]) == 1.5 * HOUR
 
 
+def test_a_batch_keeps_its_gpus_until_the_items_that_are_no_jobs_yet_have_ended() -> None:
+    own = Requirement(exclusive=True, batch=4)
+    item, more = runs(9, hours=1, requirement=own), waits(2, requirement=own, owner="bob")
+    coming = tuple(replace(more, id=-n) for n in (1, 2, 3))
+    gpu = slot(0, jobs=(9,), exclusive=True, batch=4)
+
+    found = starts([waits(1, submitted_at=NOW - 2 * HOUR), more], [gpu], item, coming=coming)
+
+    assert after(found[2]) == HOUR / 2
+    assert after(found[1]) == 4.5 * HOUR
+    assert found.keys() == {1, 2}
+
+
+def test_items_that_are_no_jobs_yet_come_after_those_that_are() -> None:
+    item, first = waits(1, hours=1), waits(2, hours=1)
+
+    found = starts([item, first], [slot(0)], coming=(replace(item, id=-1),))
+
+    assert after(found[2]) == HOUR
+
+
 def test_a_spent_budget_comes_back_the_next_day() -> None:
     budget = Budget(limit=60, spent=60, committed=0, resets_at=NOW + 3 * HOUR, zone="UTC")
     shared = Capacity(gpu_uuids=(gpu_uuid(0),), gpu_bytes=80 * GIB)

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpucoord_site.cli.batch import UnreadableInput, items_of
 from monitor.models import Event
 from scheduler.facts.batches import MOST_ITEMS
+from scheduler.facts.jobs import RunTime
 from scheduler.models import Batch, Job, Quota, ScriptDefinition
-from scheduler.submission.batches.policy import Pace, expected_end, jobs_to_make
+from scheduler.submission.batches.policy import Pace, coming, expected_end, jobs_to_make
 from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
-from tests.builders import NOW
+from tests.builders import NOW, queued_job
 from tests.processes.scheduling import Scheduler
 
 COMMAND = {"command": 'test "$GPUCOORD_ITEM" != bad', "gpus": 0}
@@ -83,6 +87,34 @@ def test_the_end_follows_from_the_mean_run_time() -> None:
     )
     assert expected_end(pace(running=2), now) is None
     assert expected_end(pace(ended=4, work_s=180), now) is None
+
+
+@given(items=st.integers(1, 5000), most=st.integers(1, 200))
+def test_the_jobs_that_stand_for_queued_items_take_as_long_as_these(items: int, most: int) -> None:
+    each = RunTime(timedelta(seconds=5), timedelta(seconds=7))
+    like = queued_job(7, expected=each)
+
+    jobs = coming(like, items, most, count(-1, -1))
+
+    assert len(jobs) == min(items, most)
+    assert sum((job.expected.p50 for job in jobs if job.expected), timedelta()) == items * each.p50
+    assert len({job.id for job in jobs}) == len(jobs)
+
+
+@pytest.mark.django_db
+def test_a_forecast_knows_the_items_that_are_no_jobs_yet(alice: User) -> None:
+    submitted(alice, [f"item {n}" for n in range(10)])
+    submitted(alice, [f"long {n}" for n in range(1000)])
+    submitted(alice, ["one"])
+    step()
+    queue = [queued_job(pk) for pk in Job.objects.values_list("pk", flat=True)]
+
+    found = rows.coming_jobs(queue)
+
+    # 6 of 10 items, and 100 jobs for 996 of 1000.
+    assert len(found) == 6 + 100
+    assert not {job.id for job in found} & {job.id for job in queue}
+    assert rows.coming_jobs([]) == ()
 
 
 @pytest.mark.django_db
