@@ -276,14 +276,14 @@ def coming_jobs(queue: Iterable[QueuedJob]) -> tuple[QueuedJob, ...]:
     grouped = items.values_list("batch", *columns).annotate(made=Count("id"), newest=newest)
     rows = list(grouped.order_by("batch"))
     by_id = {job.id: job for job in queue} if rows else {}
-    found = [
+    waiting = [
         (by_id[like], total - completed - failed - made)
         for _, total, completed, failed, made, like in rows
         if like in by_id and total > completed + failed + made
     ]
     numbers = count(-1, -1)
-    each = max(1, MOST_COMING // max(1, len(found)))
-    coming = (policy.coming(like, left, each, numbers) for like, left in found)
+    each = max(1, MOST_COMING // max(1, len(waiting)))
+    coming = (policy.coming(like, left, each, numbers) for like, left in waiting)
     return tuple(islice(chain.from_iterable(coming), MOST_COMING))
 
 
