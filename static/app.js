@@ -71,7 +71,7 @@
     const unknown = value === null || value === undefined;
     if (place.rect) {
       place.element.classList.toggle("no-value", unknown || !place.top);
-      const share = (unknown || !place.top ? 0 : Math.min(100, (100 * value) / place.top)).toFixed(1);
+      const share = (unknown || !place.top ? 0 : Math.min(100, (100 * value) / place.top)).toFixed(1) + "%";
       if (place.rect.getAttribute("width") !== share) place.rect.setAttribute("width", share);
       return;
     }

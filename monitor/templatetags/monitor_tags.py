@@ -246,9 +246,8 @@ def bar(value: float | None, top: float | None, slot: int | str, kind: str = "")
     most = f"{top:.6g}" if top else ""
     # Numbers and constants of a template need no escaping.
     return SafeString(
-        f'<svg class="bar {kind}{hatched}" data-v="{slot}" data-max="{most}" viewBox="0 0 100 1"'
-        ' preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{width:.1f}" height="1"/></svg>'
+        f'<svg class="bar {kind}{hatched}" data-v="{slot}" data-max="{most}"'
+        f' aria-hidden="true"><rect width="{width:.1f}%" height="100%"/></svg>'
     )
 
 

@@ -23,8 +23,8 @@ def quota_bar(figure: QuotaFigure) -> SafeString:
     if figure.pct is None:
         return SafeString("")
     return format_html(
-        '<svg class="bar{}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect width="{}" height="1"/><rect class="promised" x="{}" width="{}" height="1"/></svg>',
+        '<svg class="bar{}" aria-hidden="true"><rect width="{}%" height="100%"/>'
+        '<rect class="promised" x="{}%" width="{}%" height="100%"/></svg>',
         " high" if figure.is_full else "",
         f"{figure.pct:.1f}",
         f"{figure.pct:.1f}",
@@ -41,12 +41,12 @@ def share_bar(now: float | None, target: float | None) -> SafeString:
         SafeString("")
         if target is None
         else format_html(
-            '<rect class="due" x="{}" width="1.5" height="1"/>', f"{min(98.5, 100 * target):.1f}"
+            '<rect class="due" x="{}%" width="1.5%" height="100%"/>',
+            f"{min(98.5, 100 * target):.1f}",
         )
     )
     return format_html(
-        '<svg class="bar share" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect width="{}" height="1"/>{}</svg>',
+        '<svg class="bar share" aria-hidden="true"><rect width="{}%" height="100%"/>{}</svg>',
         f"{100 * now:.1f}",
         mark,
     )

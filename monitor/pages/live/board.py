@@ -103,15 +103,18 @@ def _state(card: Card) -> str:
         return _badge(
             "waiting", f"{card.guest.description} uses this GPU; jobs wait", "in use by owner"
         )
-    why = card.problem or card.closed
-    return _badge(card.shape, f"{card.word}: {why}" if why else card.word, card.short_word)
+    why, word = card.problem or card.closed, "model loaded" if card.serves else card.word
+    return _badge(card.shape, f"{word}: {why}" if why else word, card.short_word)
 
 
 def _below_state(card: Card) -> str:
-    """The incident on the GPU, else how long it has been in its state."""
+    """The incident on the GPU, else how long it has been in its state.
+
+    A model changes between ready and busy with each request, which its use shows.
+    """
     if card.incident:
         return _incident(card.incident)
-    if card.is_silent or card.since is None:
+    if card.is_silent or card.serves or card.since is None:
         return ""
     return f'<span class="b-since">{since(_now(), card.since)}</span>'
 
@@ -178,7 +181,7 @@ WORST_FIRST = ("failing", "warning")
 class Summary:
     """The headline and the counts beside it. free: idle GPUs that take new work.
 
-    silent: GPUs of hosts without contact. Nothing else counts them, nor processes there.
+    silent: GPUs of hosts without contact. Nothing else counts them, nor users there.
     """
 
     shape: str
@@ -187,7 +190,6 @@ class Summary:
     busy: int
     free: int
     people: int
-    processes: int
     waiting: int
     silent: int = 0
 
@@ -222,7 +224,6 @@ def summary(
         busy=sum(card.shape == "busy" or card.works_on for card in gpu_cards),
         free=sum(card.is_free for card in gpu_cards),
         people=len(owners),
-        processes=len({(s.host.name, p.pid) for s in heard for p in s.processes}),
         waiting=queue.waiting,
         silent=sum(card.is_silent for card in gpu_cards),
     )

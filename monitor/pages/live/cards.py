@@ -156,6 +156,11 @@ class Card:
         return STATES[self.state][1] if self.state and not self.is_silent else "unknown"
 
     @property
+    def serves(self) -> bool:
+        """Whether a model on it is ready, or answers a request."""
+        return self.state in (GpuState.LLM_READY, GpuState.LLM_BUSY) and not self.is_silent
+
+    @property
     def trouble(self) -> bool:
         return self.state in TROUBLE or self.ailing is not None
 

@@ -38,11 +38,11 @@ class Region:
     """A part of the dashboard, the same for all viewers. `in_head`: a part of each page's head.
 
     `load(now)` is called about once a second and must be cheap. The template is rendered with its
-    context and `now` into the element `element_id`, and pushed when `version(context)` changes.
-    A lower `place` comes first. Ages belong in the browser ({% ago %}). The template of a region
-    in the head contains its element. A context may contain `badges` for cards and tables, `looks`
-    of owners, and for the headline `waiting_jobs` and `startable_jobs`, those that an idle GPU
-    could start.
+    context and `now` into the element `element_id` when `version(context)` changes, and pushed if
+    it looks different then. A lower `place` comes first. Ages belong in the browser ({% ago %}).
+    The template of a region in the head contains its element. A context may contain `badges` for
+    cards and tables, `looks` of owners, and for the headline `waiting_jobs` and `startable_jobs`,
+    those that an idle GPU could start.
     is_right: it is in the right column of a wide window. A region with `children` is loaded only
     where it is shown; its template has {{ children|safe }} in their place. With `row_layers`,
     the templates behind and below the rows, the dashboard shows each child in the row of its GPU.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 from django.template.loader import render_to_string
 
+from monitor.facts.claims import GpuTask
 from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
@@ -89,6 +91,28 @@ class RowLayer:
     children: dict[str, Part] = field(default_factory=dict)
 
 
+# The browser itself keeps these up to date: figures, their bars, and durations until now.
+_KEPT_UP = re.compile(
+    r'(data-v="\d+"[^>]*>)(?:<rect width="[\d.]+%"|[^<]*)'
+    r'|(data-time="(?:short|ago|in|since)">)[^<]*'
+)
+# Times that are shown by the minute, such as estimates, which shift by seconds all the time.
+_BY_MINUTE = re.compile(
+    r'"[-\dT]+:\d\d:\d\d\+00:00" title="[-\d]+ (\d\d:\d\d):\d\d UTC" data-time="minute"'
+)
+
+
+def _structure(html: str) -> str:
+    """The HTML of a part without the texts that change alone."""
+    return _BY_MINUTE.sub(r"\1", _KEPT_UP.sub(r"\1\2", html))
+
+
+def _in_row(task: GpuTask) -> tuple[object, ...]:
+    """The facts of a task that the row of a GPU shows."""
+    ends = task.ends_at and task.ends_at.replace(second=0, microsecond=0)
+    return task.job_ref, task.name, task.kind, task.percent, ends, task.agent
+
+
 class Renderer:
     """Makes frames one after the other and reuses the unchanged parts of the last one.
 
@@ -143,7 +167,7 @@ class Renderer:
     @property
     def _shown_elsewhere(self) -> tuple[object, ...]:
         """Values of regions, in their own parts and in other parts of the page."""
-        tasks = self._bookings.tasks
+        tasks = {uuid: tuple(map(_in_row, on)) for uuid, on in self._bookings.tasks.items()}
         return self._badges, tasks, self._waiting, self._startable, self._head, self._regions
 
     def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
@@ -276,14 +300,19 @@ class Renderer:
         return self._made(target, facts, lambda: render_to_string(template, context))
 
     def _made(self, target: str, facts: object, make: Callable[[], str]) -> Part:
-        """The part, made anew if its facts have changed."""
-        previous = self._parts.get(target)
-        shown = previous[1] if previous and previous[0] == facts else None
-        if shown and target not in self._with_old_looks:
+        """The part, made anew if its facts have changed, and another one if it looks different.
+
+        The facts of a part around others name these, its HTML does not.
+        """
+        old_facts, shown = self._parts.get(target, (None, None))
+        is_known = shown is not None and old_facts == facts
+        if shown and is_known and target not in self._with_old_looks:
             return shown
         self._with_old_looks.discard(target)
         html = make()
-        part = shown if shown and shown.html == html else Part(target, html, self._n)
+        is_like_shown = shown is not None and _structure(shown.html) == _structure(html)
+        stays = is_like_shown and (is_known or CHILDREN not in html)
+        part = shown if shown and stays else Part(target, html, self._n)
         self._parts[target] = (facts, part)
         return part
 

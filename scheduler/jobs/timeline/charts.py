@@ -164,6 +164,23 @@ def _row(gpu: TimelineGpu, bars: list[Bar], bands: list[Band], most: int) -> Row
     return Row(gpu, tuple(placed), tuple(bands), lanes)
 
 
+def by_minute(row: Row) -> Row:
+    """With expected times cut to the minute, to compare rows."""
+    return replace(row, bars=tuple((_by_minute(bar), lane) for bar, lane in row.bars))
+
+
+def _by_minute(bar: Bar) -> Bar:
+    if bar.expected_end is None and bar.kind is not BarKind.EXPECTED:
+        return bar
+    begin = _minute(bar.begin) if bar.kind is BarKind.EXPECTED else bar.begin
+    end = None if bar.expected_end is None else _minute(bar.expected_end)
+    return replace(bar, begin=begin, expected_end=end)
+
+
+def _minute(t: int) -> int:
+    return t - t % 60
+
+
 def _in_time(bar: Bar) -> tuple[int, str, int]:
     return bar.begin, bar.kind, bar.job or 0
 

@@ -225,13 +225,16 @@ def version(loaded: Context) -> object:
 
 
 def children(loaded: Mapping[str, Any]) -> list[Child]:
-    """A part for each row; its times are absolute, so a row changes only when its bars do."""
+    """A part for each row; its times are absolute, so a row changes only when its bars do.
+
+    Forecasts shift by seconds all the time: a minute is less than a pixel, and all that is told.
+    """
     shown, span = loaded["timeline"], loaded["span"]
     more = {"span": span, "several": shown.several, "many": shown.many}
     return [
         Child(
             row.element_id,
-            (row, shown.many, span.base),
+            (charts.by_minute(row), shown.many, span.base),
             "scheduler/_timeline_row.html",
             {"row": row} | more,
             row.gpu.uuid,

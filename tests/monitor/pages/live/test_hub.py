@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,7 +279,7 @@ class Mood:
 
     def load(self, now: datetime) -> dict[str, Any]:
         self.loads += 1
-        return {"events": [], "word": self.word}
+        return {"events": [SimpleNamespace(at=NOW, text=self.word)]}
 
 
 @pytest.fixture

@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monitor.facts.claims import GpuTask
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
+from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import Badge, Badges
 from monitor.owners.looks import rows as look_rows
 from monitor.owners.looks.policy import Look
@@ -18,6 +21,8 @@ from monitor.pages.live.frames import Frame
 from monitor.pages.live.regions import Child, Region
 from monitor.pages.live.rendering import Renderer
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
+
+MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +240,7 @@ class Counter:
         self.loads += 1
         if self.fails:
             raise ValueError("no")
-        return {"events": [], "count": self.count}
+        return {"events": [SimpleNamespace(at=NOW, text=f"{self.count} steps")]}
 
 
 @pytest.fixture
@@ -264,7 +269,12 @@ def test_a_failing_region_keeps_its_last_content(renderer: Renderer, counter: Co
 
 
 def moody(text: str) -> Region:
-    return Region("mood", "scheduler/_mode.html", lambda now: {"mode": text}, in_head=True)
+    return Region(
+        "mood",
+        "scheduler/_mode.html",
+        lambda now: {"mode": {"word": text, "reason": ""}},
+        in_head=True,
+    )
 
 
 def test_a_region_of_the_head_travels_to_the_viewers_of_each_page(renderer: Renderer) -> None:
@@ -343,3 +353,49 @@ def test_only_parts_with_an_owner_whose_look_changes_are_sent(
     assert "content" not in message(same, since=first.n)
     assert f'id="gpu-{gpu_uuid(0)}"' in content
     assert f'id="gpu-{gpu_uuid(1)}"' not in content
+
+
+def model(state: GpuState, use: float, since: datetime = NOW) -> Snapshot:
+    return snapshot([gpu(0, state=state, state_since=since, utilization_pct=use)])
+
+
+def test_a_model_that_answers_and_is_ready_again_sends_its_figures_alone(
+    renderer: Renderer,
+) -> None:
+    first = frame(renderer, model(GpuState.LLM_READY, 0.0, NOW - MINUTE))
+    said = message(frame(renderer, model(GpuState.LLM_BUSY, 90.0)), since=first.n)
+
+    assert said["g"][0][0] == 90
+    assert "content" not in said
+
+
+def worked_on(renderer: Renderer, monkeypatch: pytest.MonkeyPatch, **task: Any) -> bool:
+    """Whether another frame is due, and the row sent, when this changes of a job on the GPU."""
+    job = GpuTask(
+        job_ref="7", name="train", owner="alice", progress=0.301, ends_at=NOW, tasks_completed=1
+    )
+    now = {"tasks": job}
+    monkeypatch.setattr(
+        renderer, "_load_bookings", lambda: Bookings({gpu_uuid(0): (now["tasks"],)}, {})
+    )
+    first = frame(renderer, snapshot(1))
+    now["tasks"] = replace(job, **task)
+    is_due = renderer.load_regions(["dashboard"], NOW)
+    said = message(renderer.frame([snapshot(1)], ["dashboard"], NOW), since=first.n)
+    assert is_due is ("content" in said)
+    return is_due
+
+
+def test_what_a_row_does_not_show_of_a_job_sends_nothing(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unseen = {"progress": 0.305, "ends_at": NOW.replace(second=59), "tasks_completed": 2}
+
+    assert not worked_on(renderer, monkeypatch, **unseen)
+
+
+@pytest.mark.parametrize("seen", [{"progress": 0.31}, {"ends_at": NOW + MINUTE}, {"name": "eval"}])
+def test_what_a_row_shows_of_a_job_sends_it(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, seen: dict[str, Any]
+) -> None:
+    assert worked_on(renderer, monkeypatch, **seen)
