@@ -46,7 +46,7 @@ def _list_lines(answer: Json) -> Iterator[str]:
 
 
 def lines(answer: Json) -> Iterator[str]:
-    yield f"incident {answer['id']}: {answer['text']}"
+    yield f"incident {answer['id']}: {answer['headline']}"
     yield f"since {tables.moment(answer['since'])}"
     if answer["closed_at"]:
         yield f"closed {tables.moment(answer['closed_at'])}"

@@ -16,7 +16,10 @@ INCIDENT_ANSWERS = (
     _listed("id", int, label="incident"),
     _listed("since", datetime, source="since_at", label="since"),
     AnswerField("user", str | None, "null = the owner is not known.", label="user"),
-    _listed("text", str, label="text"),
+    AnswerField(
+        "headline", str, "In one line: the text of the part that delays others most.", label="text"
+    ),
+    _listed("text", str),
     _listed("rule", str),
     _listed("severity", str, "info: no job waits. warning: others wait. error: for long."),
     AnswerField("host", str),

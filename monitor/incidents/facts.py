@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from monitor.facts.severity import SEVERITIES, harm
+
 SUSTAINED, FAIR_SHARE, MEMORY_HOG = "sustained", "fair_share", "memory_hog"
 LEAK, IDLE_HELD, ORPHANED = "leak", "idle_held", "orphaned"
 CLAIMED_EMPTY, UNCLAIMED, UNUSED_GPUS = "claimed_empty", "unclaimed", "unused_gpus"
@@ -66,11 +68,7 @@ def badge(rule: str, *, is_hog: bool) -> str:
 
 
 Rank = tuple[int, int, float]
-SEVERITIES = {"error": 2, "warning": 1}
 HARMLESS: Rank = (0, 0, 0.0)
-# Below it, and within a factor of two above it, waiting times count as equal: several incidents
-# that delay the same jobs would change places all the time.
-STEP_S = 300
 
 
 def rank(severity: str, waited_s: float, since: datetime | None) -> Rank:
@@ -79,11 +77,6 @@ def rank(severity: str, waited_s: float, since: datetime | None) -> Rank:
         return HARMLESS
     age = -since.timestamp() if since else 0.0
     return SEVERITIES[severity], harm(waited_s), age
-
-
-def harm(waited_s: float) -> int:
-    """The class of a delay: 0 below STEP_S, then one more for each doubling."""
-    return int(waited_s // STEP_S).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

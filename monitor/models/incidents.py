@@ -5,6 +5,7 @@ from datetime import timedelta
 from django.conf import settings
 from django.db import models
 
+from monitor.facts.severity import worst_part
 from monitor.models.journal import Event
 
 
@@ -108,6 +109,11 @@ class Incident(models.Model):
     def parts(self) -> list[Incident]:
         """The lead and its facets, in the order in which they opened."""
         return [self, *sorted(self.facets.all(), key=lambda row: row.pk)]
+
+    @property
+    def headline(self) -> str:
+        """Its one line on each page and in lists: the text of its worst part."""
+        return worst_part(self.parts).text
 
     @property
     def rules(self) -> list[str]:

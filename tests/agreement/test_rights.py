@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from time_machine import TimeMachineFixture
 
+from gpucoord_site.cli import incidents as incidents_command
 from gpucoord_site.cli import quota as quota_command
 from monitor.facts.formats import part
 from monitor.incidents.pages import badges
@@ -33,6 +34,7 @@ from tests.cli_bridge import connect_as
 from tests.reports.made import ran, watched_gpu
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+HOUR = timedelta(hours=1)
 SHARES = (None, 10, 30, 60, 90)
 
 
@@ -150,3 +152,34 @@ def test_the_report_of_a_gpu_lists_the_same_entitlement(machine: None, alice: Us
     )
     rights = {row.user: row.entitled_pct for row in whole.users}
     assert all(rights[row.user] == row.entitled_pct for row in of_gpu.users)
+
+
+@pytest.mark.usefixtures("machine")
+def test_each_door_says_the_same_line_of_an_incident(
+    root: User,
+    as_user: Callable[[User], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """That of the part that delays others most, and not of the part that opened first."""
+    facts = {
+        "host": "gpubox", "gpu_id": gpu_uuid(2), "user": "charlie", "since_at": NOW - HOUR,
+        "opened_at": NOW - HOUR, "last_seen_at": NOW,
+    }  # fmt: skip
+    lead = Incident.objects.create(rule="sustained", key="1", text="Quiet", **facts)
+    Incident.objects.create(
+        rule="fair_share", key="2", text="Loud", severity="warning", waited_jobs=2, lead=lead,
+        **facts,
+    )  # fmt: skip
+    client = as_user(root)
+    connect_as(root, monkeypatch)
+
+    [listed] = client.get("/api/incidents/").json()["incidents"]
+    assert incidents_command.main([]) == 0
+    report = client.get("/api/reports/usage/").json()
+
+    assert [text for _, text, _ in REGION.load(NOW)["lines"]] == ["Loud"]
+    assert (listed["headline"], listed["text"]) == ("Loud", "Quiet")
+    assert "Loud" in capsys.readouterr().out
+    assert [finding["text"] for finding in report["open_incidents"]] == ["Loud"]
+    assert "Loud" in client.get("/incidents/").text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 
 from django.db import DatabaseError
@@ -11,12 +11,10 @@ from monitor.incidents import facts as incident_facts
 from monitor.incidents.facts import (
     HOG_RULES,
     IDLE_HELD,
-    SEVERITIES,
     SUSTAINED,
     Badge,
     Badges,
     Rank,
-    harm,
     rank,
 )
 from monitor.incidents.rows import open as incident_open
@@ -85,18 +83,6 @@ def _specific_last(row: Incident) -> tuple[int, int, bool, bool, Rank, int]:
 def worst_first(row: Incident) -> tuple[int, int, datetime, int]:
     severity, harm, _ = rank(row.severity, row.waited_s, row.since_at)
     return -severity, -harm, row.since_at, row.pk
-
-
-def worst_part(parts: Sequence[Incident]) -> Incident:
-    """The open part of an incident that delays other users most; `parts`: the lead first.
-
-    Equal parts, and parts that are all closed: the lead.
-    """
-    return max((part for part in parts if part.closed_at is None), key=_harm, default=parts[0])
-
-
-def _harm(row: Incident) -> tuple[int, bool, int]:
-    return SEVERITIES.get(row.severity, 0), row.waited_jobs > 0, harm(row.waited_s)
 
 
 def open_of(name: str) -> list[Incident]:

@@ -11,6 +11,7 @@ from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 
 from monitor.api import ListFilters
 from monitor.facts.formats import first_few
+from monitor.facts.severity import worst_part
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.facts import TITLES, title
 from monitor.incidents.pages import badges as incident_badges
@@ -142,7 +143,7 @@ def _line(
     is_open = incident.closed_at is None
     snoozed = incident.snoozed_until
     parts = incident.parts
-    worst = incident_badges.worst_part(parts)
+    worst = worst_part(parts)
     return IncidentRow(
         incident,
         worst,
@@ -207,8 +208,7 @@ def _load(now: datetime) -> Context:
             parts[row.lead_id].append(row)
     return {
         "lines": [
-            (lead, incident_badges.worst_part(parts[lead.pk]).text, is_quiet(lead, now))
-            for lead in shown[:SHOWN]
+            (lead, worst_part(parts[lead.pk]).text, is_quiet(lead, now)) for lead in shown[:SHOWN]
         ],
         "count": open_incidents.count(rows),
         "most": SHOWN,

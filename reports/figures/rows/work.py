@@ -180,7 +180,8 @@ def _incident_rows(period: Period, gpus: Sequence[Gpu]) -> QuerySet[Incident]:
     on = Q(gpu_id__in=[gpu.uuid for gpu in gpus])
     hosts = Q(gpu_id__isnull=True, host__in={gpu.host for gpu in gpus})
     rows = Incident.objects.filter(on | hosts, since_at__lt=period.until)
-    return rows.filter(last_seen_at__gt=period.since).order_by("since_at", "id")
+    rows = rows.filter(last_seen_at__gt=period.since).order_by("since_at", "id")
+    return rows.prefetch_related("facets")
 
 
 def _inside(row: Incident, period: Period) -> tuple[float, float]:
@@ -203,7 +204,7 @@ def _finding(row: Incident, hours: float) -> FindingFact:
         incident=row.pk,
         rule=row.rule,
         title=rule_facts.title(row.rule, is_hog=row.is_hog),
-        text=row.text,
+        text=row.headline if row.closed_at is None and row.lead_id is None else row.text,
         since=row.since_at,
         hours=hours,
         severity=row.severity,
