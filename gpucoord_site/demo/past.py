@@ -21,8 +21,10 @@ from monitor.gpus.sampling.probes.simulated.scenario import Load, Scenario
 from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID
 from monitor.models import Claim, Event, Incident, ProcessHour, ProcessUse
 from monitor.owners.identity.policy import attribute
+from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Attempt, Job
+from scheduler.queue.blockers.policy import stored_blockers
 
 # Hours with a sample for each second; fewer of a large server, so that the demo starts soon.
 HOURS, HOURS_LARGE = 2, 1
@@ -296,7 +298,13 @@ def _job_rows(past: Sequence[MonthJob], users: Mapping[str, User]) -> Iterator[J
             priority=job.priority, gpus=len(job.gpus), gpu_memory_bytes=60 * GIB,
             state=JobState.FINISHED.value, outcome=Outcome.SUCCEEDED.value, exit_code=0,
             submitted_at=_at(job.submitted), started_at=_at(job.started), ended_at=_at(job.ended),
+            blocker_log=waited_for_memory(_at(job.submitted)),
         )  # fmt: skip
+
+
+def waited_for_memory(since: datetime) -> str:
+    """The log of reasons of a job that waited until a GPU had room for it."""
+    return stored_blockers.log_entry(BlockerCode.GPU_MEMORY.value, since)
 
 
 def _attempts(

@@ -25,6 +25,7 @@ from gpucoord_site.demo.past import (
     month_jobs,
     past_jobs,
     seed_month,
+    waited_for_memory,
 )
 from gpucoord_site.demo.usage import PastUsage
 from gpucoord_site.models import WelcomeHidden
@@ -154,6 +155,8 @@ def _seed_job(past: PastJob, owner: User, gpu_uuid: str, config: Config, home: P
         time_limit=past.time_limit,
     )
     job = submit(request, owner, past.submitted_at)
+    job.blocker_log = waited_for_memory(past.submitted_at)
+    job.save(update_fields=["blocker_log"])
     if job.pk != past.number:
         raise RuntimeError(f"job {past.number} of the demo's history has the number {job.pk}")
     with transaction.atomic():
