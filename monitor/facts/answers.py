@@ -20,8 +20,8 @@ UNITS: Mapping[str, Callable[[Any], str]] = {"s": duration, "pct": percent, "byt
 class AnswerField:
     """A value of a record as it goes out. Unknown is None, at every door.
 
-    name: in REST, with its unit. json: its type there. source: its path in the record; "" = the
-    name. blank: what an empty text stands for, where None is possible.
+    name: in REST, with its unit. json: its type there. source: its attribute in the record, or that of
+    an attribute; "" = the name. blank: what an empty text stands for, where None is possible.
     is_listed: part of lists, too. is_private: None for users other than the owner and operators.
     for_agents: among the values that AI agents get.
     label: of its row on the command line, title: on the page of the record; "" = it has none there.
@@ -58,11 +58,10 @@ class AnswerField:
         return UNITS[self.unit](value) if self.unit else str(value)
 
     def of(self, record: object) -> Any:
-        value: Any = record
-        for part in (self.source or self.name).split("."):
-            if value is None:
-                return None
-            value = getattr(value, part)
+        first, _, second = (self.source or self.name).partition(".")
+        value: Any = getattr(record, first)
+        if second and value is not None:
+            value = getattr(value, second)
         return self.blank if value == "" and NoneType in get_args(self.json) else value
 
 

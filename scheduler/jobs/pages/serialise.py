@@ -207,8 +207,10 @@ class JobRecord:
 
 
 def records(rows: Sequence[Job]) -> list[JobRecord]:
-    silent = silent_hosts(running_attempt(job) for job in rows)
-    return [JobRecord(job, silent) for job in rows]
+    silent: dict[str, datetime] = {}
+    made = [JobRecord(job, silent) for job in rows]
+    silent.update(silent_hosts(record.attempt for record in made))
+    return made
 
 
 def lines(rows: Sequence[Job]) -> list[dict[str, Any]]:
