@@ -20,8 +20,9 @@ UNITS: Mapping[str, Callable[[Any], str]] = {"s": duration, "pct": percent, "byt
 class AnswerField:
     """A value of a record as it goes out. Unknown is None, at every door.
 
-    name: in REST, with its unit. json: its type there. source: its attribute in the record, or that of
-    an attribute; "" = the name. blank: what an empty text stands for, where None is possible.
+    name: in REST, with its unit. json: its type there. source: its attribute in the record, or that
+    of an attribute; "" = the name. blank: what an empty text stands for; None: for None, if the
+    value may be unknown, else for itself.
     is_listed: part of lists, too. is_private: None for users other than the owner and operators.
     for_agents: among the values that AI agents get.
     label: of its row on the command line, title: on the page of the record; "" = it has none there.
@@ -62,7 +63,8 @@ class AnswerField:
         value: Any = getattr(record, first)
         if second and value is not None:
             value = getattr(value, second)
-        return self.blank if value == "" and NoneType in get_args(self.json) else value
+        is_blank = value == "" and (self.blank is not None or NoneType in get_args(self.json))
+        return self.blank if is_blank else value
 
 
 def values_of(

@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
+from monitor.facts.records import fact_from
 from monitor.models import Gpu, GpuClosure
 from monitor.runtime.rows.prepared import compiled_once
 
@@ -16,16 +17,7 @@ from monitor.runtime.rows.prepared import compiled_once
 def on(host: str) -> list[ClosureFact]:
     """Open closures of GPUs of `host`, oldest first."""
     return [
-        ClosureFact(
-            gpu_uuid=row.gpu_uuid,
-            kind=ClosureKind(row.kind),
-            since=row.from_at,
-            reason=row.reason,
-            by=row.by,
-            job_ref=row.job_ref,
-            pid=row.pid,
-            memory_bytes=row.memory_bytes,
-        )
+        fact_from(ClosureFact, row, kind=ClosureKind(row.kind), since=row.from_at)
         for row in _open_rows(host)
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from django import forms
 from django.conf import settings
@@ -18,40 +18,11 @@ from monitor.gpus import rows as gpu_rows
 from scheduler.admin.fields import FormsOfUser
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
+from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 
-LABELS = {
-    "min_instances": "Least instances",
-    "max_instances": "Most instances",
-    "keep_alive_s": "Unload when idle for (seconds)",
-    "min_residency_s": "Least time between boot and eviction (seconds)",
-    "boot_timeout_s": "Time for a boot (seconds)",
-    "boot_s": "Usual time of a boot (seconds)",
-    "memory_mib": "GPU memory (MiB)",
-}
-HELP = {
-    "name": "Letters, digits and . _ : + - /. It cannot be changed later.",
-    "enabled": "A disabled model starts no instance: its prompts wait, and its endpoint answers"
-    " 503.",
-    "health_path": "It answers with a status below 400 once the model is loaded. Ollama has /.",
-    "api_base_path": "Path of the OpenAI-compatible API of an instance.",
-    "gpus": "0: the model runs on the CPU.",
-    "memory_mib": "Memory on each GPU. Empty: a whole GPU until the peak is known, then 1.1 times"
-    " the peak.",
-    "min_instances": "This number stays loaded.",
-    "max_instances": "Requests start no more instances than this.",
-    "role": "With a brain role, no job and no other model gets the GPUs that are named below.",
-    "pin": "It keeps its GPU while jobs wait.",
-    "prediction": "suggest: the page shows how many instances the next hour needs. automatic:"
-    " they are started before the hour.",
-    "keep_alive_s": "Empty: it is not unloaded for being idle.",
-    "boot_s": "It counts until the first boot is measured. Empty: by the size of the model.",
-    "sleep_path": "Such as /sleep?level={level}: it unloads the model and keeps the process."
-    " Empty: the process is stopped.",
-    "wake_path": "Such as /wake_up: it loads the model again.",
-    "account": "OS account of the processes. Empty: gpucoord-models if it exists, else an unused"
-    " uid.",
-}
+# The form has fields of its own for these.
+OWN = ("argv", "aliases", "on_gpus")
 
 
 class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -73,11 +44,9 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = ModelService
-        fields = tuple(
-            name for name in actions.COLUMNS if name not in ("argv", "aliases", "on_gpus")
-        )
-        labels = LABELS
-        help_texts = HELP
+        fields = tuple(f.column for f in MODEL_FIELDS if f.column not in OWN)
+        labels: ClassVar = {f.column: f.label for f in MODEL_FIELDS}
+        help_texts: ClassVar = {f.column: f.help for f in MODEL_FIELDS}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,7 +105,7 @@ class ModelServiceAdmin(FormsOfUser):
         return () if request.user.is_superuser else ("account",)
 
     def get_fields(self, request: HttpRequest, obj: ModelService | None = None) -> Any:
-        names = [name for name in actions.COLUMNS if name not in ("argv", "on_gpus")]
+        names = [f.column for f in MODEL_FIELDS if f.column not in ("argv", "on_gpus")]
         return [names[0], "command", *names[1:], "on_gpus"]
 
     def save_model(

@@ -167,3 +167,37 @@ JOB_ANSWERS = (
 )
 
 LISTED = tuple(field for field in JOB_ANSWERS if field.is_listed)
+
+# Of each attempt; their record is its row.
+ATTEMPT_ANSWERS = (
+    AnswerField("number", int),
+    AnswerField("host", str),
+    AnswerField(
+        "engine",
+        str,
+        "local: gpucoord itself; slurm: `host` submitted it to Slurm.",
+        blank="local",
+    ),
+    AnswerField("engine_ref", str | None, "Its number in Slurm."),
+    AnswerField("node", str | None, "The node of Slurm that ran it."),
+    AnswerField("account", str, "OS account of the job."),
+    AnswerField("gpus", list[str], source="gpu_uuids"),
+    AnswerField("port", int | None, "First of its TCP ports, as GPUCOORD_PORT. null: it has none."),
+    AnswerField("ports", int, "Number of its ports, as GPUCOORD_PORTS."),
+    AnswerField("placed_at", datetime),
+    AnswerField("started_at", datetime | None),
+    AnswerField("ended_at", datetime | None),
+    AnswerField("outcome", str | None),
+    _private("problem", str | None),
+    AnswerField("exit_code", int | None),
+    AnswerField("signal", int | None),
+    AnswerField("cpu_s", float | None),
+    AnswerField("peak_memory_bytes", int | None),
+    AnswerField("log_bytes", int | None),
+    AnswerField(
+        "log_removed_at",
+        datetime | None,
+        "Logs and checkpoints of ended jobs are kept for a while.",
+        source="files_gone_at",
+    ),
+)

@@ -82,6 +82,11 @@ class ModelService(models.Model):
             ),
         ]
 
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """Of each GPU; None = not declared."""
+        return None if self.memory_mib is None else self.memory_mib * 1024**2
+
     @classmethod
     def names(cls) -> ModelNames:
         """The names of all services."""

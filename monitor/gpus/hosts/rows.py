@@ -13,6 +13,7 @@ from typing import Any
 from django.db.models import Max, QuerySet, Sum
 
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
+from monitor.facts.records import fact_from
 from monitor.models import Gpu, Host, HostMinute, HostSample, JoinToken, LatestSnapshot
 from monitor.runtime.rows.prepared import compiled_once
 
@@ -80,23 +81,7 @@ def find(name: str) -> HostFact | None:
 def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> HostFact:
     if row is None:
         return HostFact(name=name, seen_at=seen_at, gpus=gpus)
-    return HostFact(
-        name=name,
-        state=HostState(row.state),
-        instance=row.instance,
-        key_mark=row.key_mark,
-        version=row.version,
-        address=row.address,
-        log_address=row.log_address,
-        models_address=row.models_address,
-        reason=row.reason,
-        changed_by=row.changed_by,
-        started_at=row.started_at,
-        seen_at=seen_at,
-        down_at=row.down_at,
-        down_by=row.down_by,
-        gpus=gpus,
-    )
+    return fact_from(HostFact, row, state=HostState(row.state), seen_at=seen_at, gpus=gpus)
 
 
 def register(new: JoiningHost, now: datetime) -> bool:

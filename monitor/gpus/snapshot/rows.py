@@ -21,6 +21,7 @@ from monitor.facts.readings import (
     Health,
     Snapshot,
 )
+from monitor.facts.records import fact_from
 from monitor.gpus.snapshot import codec as snapshot_codec
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
 from monitor.runtime.rows.database import insert
@@ -259,23 +260,15 @@ def held_claims(host: str) -> list[ClaimFact]:
 
 
 def _claim_fact(row: Claim) -> ClaimFact:
-    return ClaimFact(
-        job_ref=row.job_ref,
-        gpu_uuid=row.gpu_uuid,
-        owner=row.owner,
-        memory_bytes=row.memory_bytes,
-        exclusive=row.exclusive,
-        leader_pid=row.leader_pid,
-        leader_start_ticks=row.leader_start_ticks,
+    return fact_from(
+        ClaimFact,
+        row,
         since=row.from_at,
         kind=ClaimKind(row.kind),
         seen=row.seen_at,
         until=row.until_at,
         row=row.pk,
-        holder=row.holder,
-        phase=row.phase,
-        task=row.task,
-        script=row.script,
+        counts_tasks=False,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import F, Max, Q, QuerySet, Sum
 
 from monitor.facts.readings import ClaimFact, ProcessReading
+from monitor.facts.records import fact_from
 from monitor.incidents.facts import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.policy.findings import Finding, key_of, subject_of
@@ -102,21 +103,8 @@ def stored(host: str, convert: Convert = convert_all) -> list[OpenIncident]:
 
 
 def _fact(row: Incident) -> OpenIncident:
-    return OpenIncident(
-        id=row.pk,
-        rule=row.rule,
-        key=row.key,
-        since_at=row.since_at,
-        last_seen_at=row.last_seen_at,
-        severity=row.severity,
-        peak_pct=row.peak_pct,
-        mean_pct=row.mean_pct,
-        waiting=tuple(row.waiting),
-        waited_jobs=row.waited_jobs,
-        waited_s=row.waited_s,
-        is_muted=row.is_muted,
-        hog_spans=tuple((begin, end) for begin, end in row.hog_spans),
-    )
+    spans = tuple((begin, end) for begin, end in row.hog_spans)
+    return fact_from(OpenIncident, row, waiting=tuple(row.waiting), hog_spans=spans, says_hog=False)
 
 
 @compiled_once

@@ -11,6 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F, QuerySet
 
+from monitor.facts.records import fact_from
 from monitor.models import Lease
 from monitor.runtime.policy import LoopFact
 from monitor.runtime.probes.process_identity import Identity, is_alive
@@ -122,13 +123,6 @@ def facts(host: str) -> list[LoopFact]:
 
 
 def fact(row: Lease) -> LoopFact:
-    return LoopFact(
-        loop=row.loop,
-        host=row.host,
-        every_s=row.every_s,
-        last_tick_at=row.last_tick_at,
-        lateness_p50_ms=row.lateness_p50_ms,
-        lateness_p99_ms=row.lateness_p99_ms,
-        failing_since_at=row.failing_since_at,
-        error=(row.last_error or None) if row.failing_since_at else None,
+    return fact_from(
+        LoopFact, row, error=(row.last_error or None) if row.failing_since_at else None
     )

@@ -24,7 +24,7 @@ from scheduler.execution.progress.step import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
 from scheduler.facts.field_parsers import TAG_NAME
-from scheduler.facts.job_answers import JOB_ANSWERS, LISTED
+from scheduler.facts.job_answers import ATTEMPT_ANSWERS, JOB_ANSWERS, LISTED
 from scheduler.facts.jobs import DependencyKind, Ends, JobState
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy import stored_blockers
@@ -324,29 +324,8 @@ def result(job: Job) -> dict[str, Any] | None:
 
 
 def _attempt(attempt: Attempt, sees_all: bool) -> dict[str, Any]:
-    return {
-        "number": attempt.number,
-        "host": attempt.host,
-        "engine": attempt.engine or "local",
-        "engine_ref": attempt.engine_ref or None,
-        "node": attempt.node or None,
-        "account": attempt.account,
-        "gpus": list(attempt.gpu_uuids),
-        "port": attempt.port,
-        "ports": attempt.ports,
-        "placed_at": attempt.placed_at,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
-        "outcome": attempt.outcome or None,
-        "problem": (attempt.problem or None) if sees_all else None,
-        "exit_code": attempt.exit_code,
-        "signal": attempt.signal,
-        "cpu_s": attempt.cpu_s,
-        "peak_memory_bytes": attempt.peak_memory_bytes,
-        "log_bytes": attempt.log_bytes,
-        "gpu_use": asdict(use) if (use := gpu_use(attempt)) else None,
-        "log_removed_at": attempt.files_gone_at,
-    }
+    use = gpu_use(attempt)
+    return values_of(ATTEMPT_ANSWERS, attempt, sees_all=sees_all) | {"gpu_use": use and asdict(use)}
 
 
 def gpu_use(attempt: Attempt) -> GpuUse | None:

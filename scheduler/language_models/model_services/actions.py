@@ -20,6 +20,7 @@ from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, ModelNames
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.language_models.model_services.policy import services as policy
+from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
 from scheduler.language_models.model_services.policy.lifecycle import Change
 from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.steps import effects
@@ -36,13 +37,6 @@ NAME_STAYS = "The name can't be changed, as clients and prompts use it. Add anot
 REQUESTED = ("gpus", "memory_mib", "on_gpus")
 # Columns of the refusals of jobs.
 COLUMN_OF = {"gpu_memory": "memory_mib"}
-# Columns that an operator sets; the others are written by gpucoord.
-COLUMNS = (
-    "name", "aliases", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib",
-    "on_gpus", "min_instances", "max_instances", "concurrency", "role", "pin", "prediction",
-    "keep_alive_s",
-    "min_residency_s", "boot_timeout_s", "boot_s", "sleep_path", "wake_path", "account",
-)  # fmt: skip
 
 
 class InvalidService(ValueError):
@@ -137,7 +131,7 @@ def replace_failing(instance_id: int, reason: str, now: datetime) -> bool:
 
 def values_of(row: ModelService) -> dict[str, Any]:
     """The columns that an operator sets."""
-    return {name: getattr(row, name) for name in COLUMNS}
+    return {field.column: getattr(row, field.column) for field in MODEL_FIELDS}
 
 
 def _save(row: ModelService, values: Mapping[str, Any], by: User, now: datetime) -> ModelService:

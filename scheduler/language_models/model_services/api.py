@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from typing import Any, Literal
+from datetime import datetime
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Any, get_args
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -13,17 +16,17 @@ from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
+from pydantic import create_model
 
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of
+from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body_of
+from monitor.facts.answers import values_of
 from monitor.gpus import rows as gpu_rows
-from scheduler.facts.model_services import InstanceState, Role
-from scheduler.facts.units import parse_duration
+from scheduler.facts.model_services import InstanceState
 from scheduler.language_models.model_services import actions, pages
-from scheduler.language_models.model_services.policy import services as policy
-from scheduler.language_models.model_services.policy.services import (
-    MOST_ALIASES,
-    MOST_INSTANCES,
-    MOST_REQUESTS,
+from scheduler.language_models.model_services.policy.fields import (
+    MODEL_FIELDS,
+    REQUEST_NAMES,
+    ModelField,
 )
 from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.rows import services as rows
@@ -31,80 +34,43 @@ from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 
 router = Router()
-PredictionName = Literal["off", "suggest", "automatic"]
-RoleName = Literal["brain_primary", "brain_secondary", "worker_or_script"]
 OPERATORS_ONLY = "Only operators may change model services."
-LONGEST_KEEP_ALIVE = timedelta(days=3650)
 
 
-class ModelChange(RequestBody):
+def _request_field(field: ModelField, *, is_required: bool = False) -> tuple[Any, Any]:
+    """Its type and its limits in a request; null: as if it were left out."""
+    text = f"{field.help} {field.json_help}".strip() or None
+    kinds: dict[Any, Any] = {str: PlainText, list[str]: list[PlainText]}
+    parts = get_args(field.json) if isinstance(field.json, UnionType) else (field.json,)
+    kind: Any = reduce(or_, (kinds.get(part, part) for part in parts))
+    default = ... if is_required else None
+    return kind if is_required else kind | None, Field(default, description=text, **field.limits)
+
+
+_Change: Any = create_model(  # type: ignore[call-overload]
+    "_Change",
+    __base__=RequestBody,
+    **{f.request_name: _request_field(f) for f in MODEL_FIELDS if f.column != "name"},
+)
+
+
+class ModelChange(_Change):  # type: ignore[misc]  # its fields follow from the table
     """Fields of a model service. Fields that are left out stay as they are, or get the default."""
 
-    command: PlainText | list[PlainText] | None = Field(
-        None,
-        description="The program and its arguments, as one text or as a list. No shell runs it. "
-        "{model}, {port}, {gpu} and {gpu_memory_fraction} are filled in.",
-        examples=["llama-server --model /models/q.gguf --alias {model} --port {port}"],
-    )
-    aliases: list[PlainText] | None = Field(
-        None,
-        max_length=MOST_ALIASES,
-        description="Further names in requests, such as gpt-4o.",
-        examples=[["gpt-4o"]],
-    )
-    enabled: bool | None = None
-    health_path: PlainText | None = Field(None, max_length=200)
-    api_base_path: PlainText | None = Field(None, max_length=200)
-    gpu_memory: PlainText | int | None = Field(
-        None, description='On each GPU, such as "20GiB"; a JSON integer is in bytes. "" = unknown.'
-    )
-    gpus: int | None = Field(
-        None, ge=0, le=64, description="GPUs of each instance; 0: it runs on the CPU."
-    )
-    min_instances: int | None = Field(None, ge=0, le=MOST_INSTANCES)
-    max_instances: int | None = Field(None, ge=1, le=MOST_INSTANCES)
-    concurrency: int | None = Field(
-        None, ge=1, le=MOST_REQUESTS, description="Requests that an instance answers at a time."
-    )
-    account: PlainText | None = Field(
-        None, max_length=150, description="The OS account of its processes. Administrators only."
-    )
-    on_gpus: list[PlainText] | None = Field(
-        None, max_length=64, description="Only on these GPUs: UUIDs, or numbers as text."
-    )
-    role: RoleName | None = None
-    pin: bool | None = Field(None, description="Never evicted.")
-    prediction: PredictionName | None = Field(
-        None,
-        description="From the same hour of earlier weeks: suggest instances on the page, or boot "
-        "them before they are needed.",
-    )
-    keep_alive: PlainText | float | None = Field(
-        None,
-        description='Idle time before it is unloaded, such as "5min"; a number is in seconds. '
-        '"never": it stays.',
-    )
-    min_residency: PlainText | float | None = Field(
-        None, description="Least time between its boot and an eviction, such as 60s."
-    )
-    boot_timeout: PlainText | float | None = None
-    usual_boot: PlainText | float | None = Field(
-        None,
-        description='Expected time of a boot until one is measured, such as "90s"; "" = by the'
-        " size of the model.",
-    )
-    sleep_path: PlainText | None = Field(None, max_length=200)
-    wake_path: PlainText | None = Field(None, max_length=200)
+
+_New: Any = create_model(  # type: ignore[call-overload]
+    "_New",
+    __base__=ModelChange,
+    **{
+        f.request_name: _request_field(f, is_required=True)
+        for f in MODEL_FIELDS
+        if f.column in ("name", "argv")
+    },
+)
 
 
-class NewModel(ModelChange):
+class NewModel(_New):  # type: ignore[misc]  # its fields follow from the table
     """A new model service."""
-
-    name: PlainText = Field(max_length=100, examples=["qwen2.5:14b"])
-    command: PlainText | list[PlainText] = Field(
-        description="The program and its arguments, as one text or as a list. No shell runs it. "
-        "{model}, {port}, {gpu} and {gpu_memory_fraction} are filled in."
-    )
 
 
 class InstanceLine(Schema):
@@ -155,34 +121,15 @@ class UseLine(Schema):
     first_token_s: float | None = Field(description="Mean seconds until the first byte.")
 
 
-class ModelLine(Schema):
+_Settings = answer_model("_Settings", Schema, (field.out for field in MODEL_FIELDS))
+
+
+class ModelLine(_Settings):  # type: ignore[misc,valid-type]  # its settings follow from the table
     """A model service; `state` sums up its instances."""
 
-    name: str
-    aliases: list[str]
     state: str
     problem: str
-    enabled: bool
-    command: list[str] | None = Field(description="Operators only; else null.")
-    health_path: str
-    api_base_path: str
-    gpus: int
-    gpu_memory_bytes: int | None
-    on_gpus: list[str]
-    min_instances: int
-    max_instances: int
-    concurrency: int
-    role: Role
-    pin: bool
-    prediction: PredictionName
     predicted: PredictionLine | None = Field(description="null: earlier weeks show no demand.")
-    keep_alive_s: int | None
-    min_residency_s: int
-    boot_timeout_s: int
-    boot_s: int | None = Field(description="As stated by an operator; null: by its size.")
-    sleep_path: str
-    wake_path: str
-    account: str
     expected_boot_s: float = Field(
         description="Learned, else as stated, else by the size of the model."
     )
@@ -281,58 +228,29 @@ def _ask(
 
 def _columns(new: ModelChange) -> dict[str, Any]:
     """The columns that the request sets. Raises InvalidInput."""
-    given = {name: value for name, value in new.model_dump().items() if value is not None}
+    given = new.model_dump()
     values: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
-    for name, value in given.items():
-        column, read = READERS.get(name, (name, _same))
+    for field in MODEL_FIELDS:
+        value = given.get(field.request_name)
+        if value is None:
+            continue
+        read = _gpu_list if field.column == "on_gpus" else field.read
         try:
-            values[column] = read(value)
+            values[field.column] = read(value) if read else value
         except (ValueError, OverflowError) as error:
-            wrong.append((name, str(error)))
+            wrong.append((field.request_name, str(error)))
     if wrong:
         raise InvalidInput(wrong)
     return values
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _mib(value: str | int) -> int | None:
-    return policy.memory_mib(f"{value} B" if isinstance(value, int) else value)
-
-
-def _seconds(value: str | float) -> int:
-    text = f"{value} s" if isinstance(value, int | float) else value
-    duration = parse_duration(text) if text != "0 s" else timedelta()
-    if duration > LONGEST_KEEP_ALIVE:
-        raise ValueError("Write a duration of at most ten years.")
-    return round(duration.total_seconds())
-
-
-def _keep_alive(value: str | float) -> int | None:
-    return None if value == "never" else _seconds(value)
 
 
 def _gpu_list(value: list[str]) -> list[str]:
     return gpu_rows.uuids_of(value, settings.CONFIG.node)
 
 
-READERS: dict[str, tuple[str, Any]] = {
-    "command": ("argv", lambda value: list(policy.parse_argv(value))),
-    "gpu_memory": ("memory_mib", _mib),
-    "keep_alive": ("keep_alive_s", _keep_alive),
-    "min_residency": ("min_residency_s", _seconds),
-    "boot_timeout": ("boot_timeout_s", _seconds),
-    "usual_boot": ("boot_s", lambda value: _seconds(value) if value != "" else None),
-    "on_gpus": ("on_gpus", _gpu_list),
-}
-FIELDS = {column: name for name, (column, _) in READERS.items()}
-
-
 def _named(errors: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(FIELDS.get(column, column), text) for column, text in errors]
+    return [(REQUEST_NAMES.get(column, column), text) for column, text in errors]
 
 
 def _service(name: str) -> ModelService:
@@ -346,29 +264,15 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     now = timezone.now()
     return {
-        **{
-            name: getattr(row, name)
-            for name in actions.COLUMNS
-            if name not in ("argv", "memory_mib")
-        },
+        **values_of((field.out for field in MODEL_FIELDS), row, sees_all=person.is_staff),
         "state": pages.summary(row, opened),
         "problem": row.problem,
-        "command": row.argv if person.is_staff else None,
-        "gpu_memory_bytes": None if row.memory_mib is None else row.memory_mib * rows.MIB,
         "expected_boot_s": rows.expected_boot_s(row),
         "elsewhere": demand.elsewhere(row, settings.CONFIG.node, now)[0],
         "predicted": pages.predicted(row, now),
         "use": prompts.summary(row.name, now - pages.USE_OF),
         "instances": [_instance(instance, numbers) for instance in opened],
-        "boots": [
-            {
-                "gpu_model": boot.gpu_model,
-                "boot_s": boot.boot_s,
-                "boots": boot.boots,
-                "peak_memory_bytes": boot.peak_memory_bytes,
-            }
-            for boot in row.boots.all()
-        ],
+        "boots": [body_of(BootLine, boot) for boot in row.boots.all()],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
@@ -26,6 +26,7 @@ from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
+from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS, ModelField
 from scheduler.language_models.model_services.policy.prediction import Prediction
 from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.rows import services as rows
@@ -169,7 +170,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
     row = _service(name)
     name = row.name
     ended = row.instances.filter(state__in=rows.ENDED_STATES).order_by("-ended_at")
-    now = timezone.now()
+    now, numbers = timezone.now(), gpu_numbers()
     context = {
         **prompt_pages.form_context(request, name),
         "use": prompts.summary(name, now - USE_OF),
@@ -178,7 +179,8 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "base_url": rows.base_url(request.get_host()),
         "endpoint_problem": rows.endpoint_problem(),
         "elsewhere": demand.elsewhere(row, settings.CONFIG.node, now)[0],
-        "line": service_line(row, gpu_numbers(), now),
+        "line": service_line(row, numbers, now),
+        "settings": settings_of(row, numbers),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],
         "boots": row.boots.order_by("gpu_model"),
@@ -187,6 +189,23 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         ).order_by("-at", "-id")[:EVENTS_SHOWN],
     }
     return render(request, "scheduler/model.html", context)
+
+
+def settings_of(row: ModelService, numbers: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Title and text of each setting that all users may see, except its names."""
+    left_out = {"name", "aliases", "argv"} | (set() if row.gpus else {"memory_mib"})
+    fields = [field for field in MODEL_FIELDS if field.column not in left_out]
+    texts = ((field.title, _text(field, row, numbers) or field.missing) for field in fields)
+    return [(title, text) for title, text in texts if text]
+
+
+def _text(field: ModelField, row: ModelService, numbers: Mapping[str, int]) -> str:
+    value = field.out.of(row)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(f"GPU {numbers[each]}" if each in numbers else each for each in value)
+    return value.replace("_", " ") if field.column == "role" else field.out.text(value or None)
 
 
 @require_POST

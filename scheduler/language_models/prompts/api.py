@@ -15,7 +15,6 @@ from ninja.responses import Status
 from pydantic import JsonValue
 
 from monitor.api import InvalidInput, PlainText, RequestBody
-from monitor.facts.input_rules import holds_unstorable
 from scheduler.facts.prompts import DEFAULT_PRIORITY, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import actions
 from scheduler.models import Prompt
@@ -153,8 +152,6 @@ def _new(body: NewPromptBody) -> NewPrompt:
     """Raises InvalidInput."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidInput([("prompt", ONE_OF)])
-    if body.prompt is not None and not body.prompt.strip():
-        raise InvalidInput([("prompt", "Write a prompt.")])
     if body.messages is not None and not body.messages:
         raise InvalidInput([("messages", "Send at least one message.")])
     if len(json.dumps(body.parameters)) > LARGEST_PARAMETERS:
@@ -166,8 +163,6 @@ def _new(body: NewPromptBody) -> NewPrompt:
         if sum(len(message.content) for message in body.messages) > LONGEST_TEXT:
             text = f"The messages together may have at most {LONGEST_TEXT} characters."
             raise InvalidInput([("messages", text)])
-    if holds_unstorable([messages, body.parameters]):
-        raise InvalidInput([("messages", "The text has a character that can't be stored.")])
     return NewPrompt(
         model=body.model,
         messages=tuple(messages),

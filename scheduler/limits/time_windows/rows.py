@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from monitor.facts.records import fact_from
 from monitor.journal.rows import audit, events
 from monitor.models import Gpu
 from monitor.runtime.rows.item_isolation import Convert, convert_all
@@ -60,19 +61,14 @@ def facts(rows: Iterable[TimeWindow]) -> tuple[Window, ...]:
 
 
 def fact(row: TimeWindow) -> Window:
-    return Window(
+    return fact_from(
+        Window,
+        row,
         id=row.pk or 0,
         holder=holder(row),
         members=frozenset(_members(row)),
         days=tuple(sorted(row.days)),
-        start=row.start,
-        end=row.end,
-        zone=row.zone,
         gpu_uuids=tuple(row.gpu_uuids),
-        share_pct=row.share_pct,
-        kept=row.kept,
-        first_day=row.first_day,
-        last_day=row.last_day,
     )
 
 

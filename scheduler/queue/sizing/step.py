@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from django.db.models import Count, Max, Q, QuerySet, Sum
 
 from monitor.facts.readings import GpuReading, Snapshot
+from monitor.facts.records import fact_from
 from monitor.models import Gpu, ProcessMinute
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_for_times
@@ -151,15 +152,7 @@ def uses(attempts: Iterable[Attempt]) -> Mapping[int, GpuUse]:
 
 
 def fact(row: AttemptUse) -> GpuUse:
-    return GpuUse(
-        gpu_s=row.gpu_s,
-        sm_s=row.sm_s,
-        coverage_pct=row.coverage_pct,
-        mean_pct=row.mean_pct,
-        p95_pct=row.p95_pct,
-        peak_memory_bytes=row.peak_memory_bytes,
-        joules=row.joules,
-    )
+    return fact_from(GpuUse, row)
 
 
 class AttemptUses:

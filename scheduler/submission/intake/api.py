@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, create_model
 from monitor.api import RequestBody, answer_model
 from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
-from scheduler.facts.job_answers import JOB_ANSWERS, LISTED
+from scheduler.facts.job_answers import ATTEMPT_ANSWERS, JOB_ANSWERS, LISTED
 from scheduler.facts.job_fields import BY_NAME, JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
 from scheduler.submission.intake.steps import GIVEN
@@ -208,32 +208,11 @@ class MemorySuggestionBody(Schema):
     text: str
 
 
-class AttemptBody(Schema):
-    number: int
-    host: str
-    engine: str = Field(description="local: gpucoord itself; slurm: `host` submitted it to Slurm.")
-    engine_ref: str | None = Field(description="Its number in Slurm.")
-    node: str | None = Field(description="The node of Slurm that ran it.")
-    account: str = Field(description="OS account of the job.")
-    gpus: list[str]
-    port: int | None = Field(
-        description="First of its TCP ports, as GPUCOORD_PORT. null: it has none."
-    )
-    ports: int = Field(description="Number of its ports, as GPUCOORD_PORTS.")
-    placed_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    outcome: str | None
-    problem: str | None
-    exit_code: int | None
-    signal: int | None
-    cpu_s: float | None
-    peak_memory_bytes: int | None
-    log_bytes: int | None
+_Attempt = answer_model("_Attempt", Schema, ATTEMPT_ANSWERS)
+
+
+class AttemptBody(_Attempt):  # type: ignore[misc,valid-type]  # its fields follow from the table
     gpu_use: GpuUseBody | None = Field(description="A few seconds after its end.")
-    log_removed_at: datetime | None = Field(
-        description="Logs and checkpoints of ended jobs are kept for a while."
-    )
 
 
 _Listed = answer_model("_Listed", Schema, LISTED)

@@ -78,7 +78,7 @@ def add(request: HttpRequest, new: NewScriptBody) -> Status[dict[str, Any]]:
         raise HttpError(403, "Only operators add scripts.")
     row = ScriptDefinition(**new.model_dump(by_alias=True))
     try:
-        row.full_clean()
+        row.validate_unique()
         rows.check(row)
     except ValidationError as error:
         raise InvalidInput(

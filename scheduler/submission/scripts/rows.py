@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.core.exceptions import ValidationError
 
+from monitor.facts.records import fact_from
 from scheduler.facts.scripts import GpuUse, Script, TaskType
 from scheduler.models import ScriptDefinition
 from scheduler.submission.scripts.policy import definition_mistakes
@@ -12,18 +13,14 @@ MOST_SCRIPTS = 500
 
 
 def fact(row: ScriptDefinition) -> Script:
-    return Script(
-        name=row.name,
+    return fact_from(
+        Script,
+        row,
         argv=tuple(row.argv) if isinstance(row.argv, list) else (),
         worker=tuple(row.worker) if isinstance(row.worker, list) else (),
-        schema=row.schema,
-        description=row.description,
         gpu=GpuUse(row.gpu),
         task_type=TaskType(row.task_type),
-        item_argument=row.item_argument,
         memory_bytes=row.gpu_memory_bytes,
-        usual_s=row.usual_s,
-        time_limit_s=row.time_limit_s,
     )
 
 

@@ -17,7 +17,6 @@ from ninja.responses import Status
 from pydantic import JsonValue
 
 from monitor.api import InvalidInput, PlainText, RequestBody
-from monitor.facts.input_rules import holds_unstorable
 from monitor.models import Gpu
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.prompts import PromptType
@@ -141,9 +140,6 @@ def _new(body: NewTaskRecordBody) -> NewTask:
     arguments = body.script_args or {}
     if len(json.dumps(arguments)) > LARGEST_ARGUMENTS:
         raise InvalidInput([("script_args", "The arguments may have at most 64 KiB.")])
-    if holds_unstorable([body.prompt, arguments]):
-        name = "prompt" if body.prompt else "script_args"
-        raise InvalidInput([(name, "The text has a character that can't be stored.")])
     new = NewTask(
         task_class=body.task_class,
         task_type=body.task_type,

@@ -61,7 +61,7 @@ def mistakes(new: NewTask) -> list[tuple[str, str]]:
 def _of_llm(new: NewTask) -> list[tuple[str, str]]:
     types = [kind.value for kind in PromptType]
     wrong = []
-    if not (new.prompt or "").strip():
+    if new.prompt is None:
         wrong.append(("prompt", "A task of class llm needs a prompt."))
     if new.task_type is not None and new.task_type not in types:
         wrong.append(("task_type", f"Of class llm: {', '.join(types)}."))
@@ -75,7 +75,7 @@ def _of_llm(new: NewTask) -> list[tuple[str, str]]:
 
 def _of_script(new: NewTask) -> list[tuple[str, str]]:
     wrong = []
-    if not (new.script or "").strip():
+    if new.script is None:
         wrong.append(("script", "A task of class script needs the name of a registered script."))
     if new.task_type is not None and new.task_type not in list(TaskType):
         wrong.append(("task_type", f"Of class script: {', '.join(TaskType)}."))

@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from monitor.facts.readings import Snapshot
+from monitor.facts.records import fact_from
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.alerts.policy import (
     INCIDENT,
@@ -113,18 +114,7 @@ def _channels() -> QuerySet[Channel]:
 
 
 def route_of(channel: Channel) -> Route:
-    return Route(
-        least=channel.least,
-        kinds=channel.kinds,
-        rules=channel.rules,
-        gpus=channel.gpus,
-        hosts=channel.hosts,
-        to_owners=channel.to_owners,
-        quiet_from=channel.quiet_from,
-        quiet_until=channel.quiet_until,
-        working_days_only=channel.working_days_only,
-        errors_at_once=channel.errors_at_once,
-    )
+    return fact_from(Route, channel)
 
 
 def switch_on(channel: Channel) -> None:

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import F, Max, Model, Prefetch, Q, QuerySet, Sum
 
+from monitor.facts.records import fact_from
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu, ProcessUse
 from monitor.runtime.probes import service_state
@@ -94,24 +95,14 @@ def request_instance(service_id: int, now: datetime) -> bool:
 
 
 def service_fact(row: ModelService) -> ServiceFact:
-    return ServiceFact(
-        id=row.pk,
-        name=row.name,
-        enabled=row.enabled,
-        gpus=row.gpus,
-        memory_bytes=None if row.memory_mib is None else row.memory_mib * MIB,
-        min_instances=row.min_instances,
-        max_instances=row.max_instances,
-        concurrency=row.concurrency,
+    return fact_from(
+        ServiceFact,
+        row,
+        memory_bytes=row.gpu_memory_bytes,
         role=Role(row.role),
-        pin=row.pin,
-        keep_alive_s=row.keep_alive_s,
-        min_residency_s=row.min_residency_s,
-        wanted_at=row.wanted_at,
-        retry_at=row.retry_at,
-        evicted_at=row.evicted_at,
         expected_boot_s=expected_boot_s(row),
         is_held=row.held_for_batch is not None,
+        predicted=0,
     )
 
 
@@ -127,23 +118,8 @@ def expected_boot_s(row: ModelService, gpu_model: str | None = None) -> float:
 
 
 def instance_fact(row: ModelInstance) -> InstanceFact:
-    return InstanceFact(
-        id=row.pk,
-        service_id=row.service_id,
-        state=InstanceState(row.state),
-        since=row.since,
-        job_id=row.job_id,
-        host=row.host,
-        gpu_uuids=tuple(row.gpu_uuids),
-        in_flight=row.in_flight,
-        memory_bytes=row.memory_bytes,
-        started_boot_at=row.started_boot_at,
-        ready_at=row.ready_at,
-        last_request_at=row.last_request_at,
-        answered_at=row.answered_at,
-        sleep_level=row.sleep_level,
-        left_memory=row.left_memory,
-    )
+    state, uuids = InstanceState(row.state), tuple(row.gpu_uuids)
+    return fact_from(InstanceFact, row, state=state, gpu_uuids=uuids, requests_per_hour=0.0)
 
 
 Attempts = Mapping[int, Attempt]
@@ -173,7 +149,7 @@ def needed_memory(service: ModelService) -> int | None:
         return None
     known = [boot.peak_memory_bytes for boot in service.boots.all() if boot.peak_memory_bytes]
     peaks = [round(peak * ABOVE_PEAK) for peak in known]
-    declared = None if service.memory_mib is None else service.memory_mib * MIB
+    declared = service.gpu_memory_bytes
     return max([*peaks, *([declared] if declared else [])], default=None)
 
 
