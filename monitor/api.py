@@ -129,7 +129,7 @@ def answer_model(
     return create_model(name, __base__=base, **values)
 
 
-def body_of(answer: type[BaseModel], row: object, **others: Any) -> dict[str, Any]:
+def body_of(answer: type[BaseModel], row: object, /, **others: Any) -> dict[str, Any]:
     """The fields of an answer: the attributes of `row` with their names, and `others`."""
     names = answer.model_fields.keys() - others.keys()
     return {name: getattr(row, name) for name in names} | others

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import Field, create_model
 
-from monitor.api import InvalidInput, Moment
+from monitor.api import InvalidInput, Moment, body_of
 from monitor.facts.claims import ClaimKind, GpuTask
 from monitor.facts.readings import GPU_FIELDS, GpuReading, OwnerSource, ProcessReading, Snapshot
 from monitor.facts.usage import UseSource
@@ -230,27 +230,19 @@ def _viewer(request: HttpRequest) -> Viewer:
 
 
 def _event(event: Event, viewer: Viewer) -> dict[str, Any]:
-    return {
-        "id": event.pk,
-        "at": event.at,
-        "kind": event.kind,
-        "severity": event.severity,
-        "text": event_text(event.kind, event.text, event.owner, viewer),
-        "host": event.host or None,
-        "gpu_uuid": event.gpu_uuid or None,
-        "job": event.job_ref or None,
-        "owner": event.owner or None,
-    }
+    return body_of(
+        EventBody,
+        event,
+        text=event_text(event.kind, event.text, event.owner, viewer),
+        host=event.host or None,
+        gpu_uuid=event.gpu_uuid or None,
+        job=event.job_ref or None,
+        owner=event.owner or None,
+    )
 
 
 def _host(snapshot: Snapshot) -> dict[str, Any]:
-    return {
-        "name": snapshot.host.name,
-        "as_of": snapshot.at,
-        "probe": snapshot.probe,
-        "problem": snapshot.problem,
-        "remedy": snapshot.remedy,
-    }
+    return body_of(HostBody, snapshot, name=snapshot.host.name, as_of=snapshot.at)
 
 
 def _gpus(snapshot: Snapshot, bookings: Bookings) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from django.utils import timezone
 from ninja import Router, Schema
 from pydantic import Field
 
+from monitor.api import body_of
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.usage.history.pages import views
 from monitor.usage.history.pages.views import CurrentUse
@@ -50,15 +51,13 @@ def mine(request: HttpRequest) -> dict[str, Any]:
 
 
 def _process(use: CurrentUse) -> dict[str, Any]:
-    return {
-        "host": use.host,
-        "gpu": use.index,
-        "gpu_uuid": use.gpu_uuid,
-        "pid": use.row.pid,
-        "program": use.row.program,
-        "command": use.command,
-        "memory_bytes": use.row.memory_bytes,
-        "sm_pct": use.row.sm_pct,
-        "idle_since": use.idle_since,
-        "job": use.row.job_ref,
-    }
+    return body_of(
+        OwnProcess,
+        use.row,
+        host=use.host,
+        gpu=use.index,
+        gpu_uuid=use.gpu_uuid,
+        command=use.command,
+        idle_since=use.idle_since,
+        job=use.row.job_ref,
+    )

@@ -18,6 +18,11 @@ from scheduler.limits.quotas import pages as quota_pages
 
 router = Router()
 MOST = 1_000_000_000
+# Of a quota, as they are in the answer.
+SETTINGS = (
+    "share_pct", "share_is_limit", "reserved_pct", "priority", "gpu_share_pct",
+    "exclusive_batches",
+)  # fmt: skip
 
 
 class ShareLine(Schema):
@@ -151,12 +156,7 @@ def _quota_of(name: str, now: datetime) -> dict[str, Any]:
     return {
         "name": name,
         **_rights(own.line),
-        "share_pct": own.line.quota.share_pct,
-        "share_is_limit": own.line.quota.share_is_limit,
-        "reserved_pct": own.line.quota.reserved_pct,
-        "priority": own.line.quota.priority,
-        "gpu_share_pct": own.line.quota.gpu_share_pct,
-        "exclusive_batches": own.line.quota.exclusive_batches,
+        **{name: getattr(own.line.quota, name) for name in SETTINGS},
         **{
             key: {"used": f.used, "most": f.most, "committed": f.committed}
             for key, f in figures.items()

@@ -15,7 +15,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import BeforeValidator
 
-from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, sentence_error
+from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, body_of, sentence_error
 from monitor.facts.input_rules import possible_time
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages.forms import LONGEST_REASON, WindowForm
@@ -151,27 +151,22 @@ def withdraw(request: HttpRequest, pk: int) -> dict[str, Any]:
 def _line(row: TimeWindow, person: User, now: datetime) -> dict[str, Any]:
     fact = window_rows.fact(row)
     following = coming(fact, now)
-    return {
-        "id": row.pk,
-        "state": str(row.state),
-        "holder": fact.holder,
-        "words": describe(fact),
-        "days": list(fact.days),
-        "start": f"{fact.start:%H:%M:%S}",
-        "end": f"{fact.end:%H:%M:%S}",
-        "zone": fact.zone,
-        "gpus": list(fact.gpu_uuids),
-        "share_pct": fact.share_pct,
-        "kept": fact.kept,
-        "first_day": fact.first_day,
-        "last_day": fact.last_day,
-        "now": current(fact, now) is not None,
-        "next_start": None if following is None else following.start,
-        "reason": row.reason if window_rows.sees_reason(row, person) else None,
-        "answer": row.answer,
-        "asked_by": row.asked_by,
-        "decided_by": row.decided_by or None,
-    }
+    return body_of(
+        WindowLine,
+        fact,
+        state=str(row.state),
+        words=describe(fact),
+        days=list(fact.days),
+        start=f"{fact.start:%H:%M:%S}",
+        end=f"{fact.end:%H:%M:%S}",
+        gpus=list(fact.gpu_uuids),
+        now=current(fact, now) is not None,
+        next_start=None if following is None else following.start,
+        reason=row.reason if window_rows.sees_reason(row, person) else None,
+        answer=row.answer,
+        asked_by=row.asked_by,
+        decided_by=row.decided_by or None,
+    )
 
 
 def _person(request: HttpRequest) -> User:

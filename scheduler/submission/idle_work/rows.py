@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
+from monitor.facts.records import fact_from
 from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
@@ -43,15 +44,11 @@ def facts(rows: Sequence[IdleTemplate], now: datetime) -> list[TemplateFact]:
     today = Job.objects.filter(idle_template__in=names, submitted_at__gte=_midnight(now))
     started = dict(today.order_by().values_list("idle_template").annotate(Count("id")))
     return [
-        TemplateFact(
-            id=row.pk,
-            name=row.name,
-            weight=row.weight,
+        fact_from(
+            TemplateFact,
+            row,
             gpus=gpus_of(row.request),
             signals=signals_of(row),
-            most_running=row.most_running,
-            most_per_gpu=row.most_per_gpu,
-            most_per_day=row.most_per_day,
             running=running[row.name],
             started_today=started.get(row.name, 0),
             on_gpu=on_gpu[row.name],
