@@ -12,8 +12,8 @@ EVERY = [("day", "day"), ("week", "week (from Monday)"), ("month", "month")]
 class ReportSchedule(models.Model):
     """A report of each past day, week or month for operators.
 
-    reported_until: the end of the last period with a report. failures, retry_at, problem: of the
-    period that could not be reported yet.
+    reported_until: the end of the last period with a report, made at sent_at. failures, retry_at,
+    problem: of the period that could not be reported yet.
     """
 
     name = models.CharField(max_length=60, unique=True)
@@ -42,6 +42,7 @@ class ReportSchedule(models.Model):
         help_text="Stored reports are deleted after this time.",
     )
     reported_until = models.DateTimeField(null=True, blank=True, editable=False)
+    sent_at = models.DateTimeField(null=True, blank=True, editable=False)
     failures = models.PositiveIntegerField(default=0, editable=False)
     retry_at = models.DateTimeField(null=True, blank=True, editable=False)
     problem = models.CharField(max_length=300, blank=True, editable=False)

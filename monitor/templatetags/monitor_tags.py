@@ -50,6 +50,7 @@ USE_SOURCES = {
 }
 
 register.filter("gib", formats.gib)
+register.filter("shortest_size", formats.shortest_size)
 register.filter("percent", formats.percent)
 register.filter("watts", formats.watts)
 register.filter("celsius", formats.celsius)

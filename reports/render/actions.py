@@ -101,6 +101,7 @@ class MailFrame:
     link: str = ""
     reason: str = ""
     opt_out: str = ""
+    has_failed_chart: bool = False
 
 
 def mail(report: Report, frame: MailFrame, picture: str) -> str:

@@ -17,8 +17,7 @@ from reports.figures.facts import Report
 from reports.models import ReportSchedule, StoredFile, StoredReport
 from reports.periods import policy as periods
 from reports.periods.facts import Period
-from reports.render.actions import MEDIA, MailFrame, mail, mail_picture
-from reports.render.engines.pdf import NoTypst
+from reports.render.actions import MEDIA, MailFrame, mail
 from reports.render.wording import text as texts
 from reports.schedule import rows, step
 from reports.schedule.policy import REQUESTED_DAYS
@@ -55,8 +54,8 @@ def store_requested(
     return row
 
 
-class NoReceiver(Exception):
-    """The schedule has no enabled channel; the text is a sentence."""
+class NotSent(Exception):
+    """The report is not sent; the text is a sentence."""
 
 
 def last_period(schedule: ReportSchedule, now: datetime) -> Period:
@@ -70,11 +69,12 @@ def preview(schedule: ReportSchedule, now: datetime) -> str:
     Raises what `limited` raises.
     """
     report = _newest(schedule, now)
-    frame = MailFrame(title=step.title_of(schedule, report), reason=step.reason_of(schedule))
-    try:
-        chart = mail_picture(report)
-    except NoTypst:
-        chart = None
+    chart, problem = step.mail_chart(report)
+    frame = MailFrame(
+        title=step.title_of(schedule, report),
+        reason=step.reason_of(schedule),
+        has_failed_chart=bool(problem),
+    )
     picture = f"data:image/png;base64,{b64encode(chart).decode()}" if chart else ""
     return mail(report, frame, picture)
 
@@ -82,16 +82,16 @@ def preview(schedule: ReportSchedule, now: datetime) -> str:
 def send_now(schedule: ReportSchedule, by: str, now: datetime) -> StoredReport:
     """Store and send the report about the last complete period, which the schedule does not repeat.
 
-    Raises NoReceiver, and what `limited` raises.
+    Raises NotSent without an enabled channel and right after another sending, and what `limited`
+    raises.
     """
     if not step.receivers(schedule).exists():
-        raise NoReceiver(f"The schedule {schedule.name} has no enabled alert channel. Add one.")
+        raise NotSent(f"The schedule {schedule.name} has no enabled alert channel. Add one.")
     report = _newest(schedule, now)
     with transaction.atomic():
         stored = step.send(schedule, report, by, now)
-        schedule.reported_until = max(schedule.reported_until or stored.until_at, stored.until_at)
-        schedule.failures, schedule.retry_at, schedule.problem = 0, None, ""
-        schedule.save(update_fields=["reported_until", "failures", "retry_at", "problem"])
+        if not rows.note_sent(schedule, stored.until_at, now):
+            raise NotSent("This report was sent less than a minute ago. Try again in a minute.")
         text = f"{by} sent the report {stored.pk} of the schedule {schedule.name}"
         audit.note("REPORT_SENT", text, by=by, now=now, subject=f"report {stored.pk}")
     return stored

@@ -19,7 +19,7 @@ from reports.models import ReportSchedule, StoredReport
 from reports.periods.facts import ReportRefused
 from reports.render.actions import FORMATS, MEDIA
 from reports.schedule import actions, rows
-from reports.schedule.actions import NoReceiver, TooManyReports
+from reports.schedule.actions import NotSent, TooManyReports
 
 router = Router()
 SHOWN = 100
@@ -136,7 +136,7 @@ def send_schedule(request: HttpRequest, pk: int) -> Status[dict[str, Any]]:
     schedule = get_object_or_404(ReportSchedule, pk=pk)
     try:
         row = actions.send_now(schedule, viewer.username, timezone.now())
-    except (NoReceiver, ScopeNotFound) as error:
+    except (NotSent, ScopeNotFound) as error:
         raise HttpError(409, str(error)) from error
     except ReportBusy as error:
         raise HttpError(429, str(error)) from error

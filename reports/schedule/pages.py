@@ -59,7 +59,7 @@ def send(request: HttpRequest, pk: int) -> HttpResponse:
     if request.method == "POST":
         try:
             row = actions.send_now(schedule, request.user.get_username(), now)
-        except (actions.NoReceiver, *REFUSALS) as error:
+        except (actions.NotSent, *REFUSALS) as error:
             messages.error(request, str(error))
             return redirect("send-report", pk)
         messages.success(request, "The report is stored and on its way.")

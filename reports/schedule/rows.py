@@ -9,6 +9,7 @@ from hashlib import sha256
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Prefetch, Q, QuerySet
+from django.db.models.functions import Coalesce, Greatest
 
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
@@ -50,6 +51,27 @@ def schedules(now: datetime) -> list[ReportSchedule]:
     """The enabled schedules that do not pause after a failure."""
     rows = ReportSchedule.objects.filter(enabled=True).exclude(retry_at__gt=now)
     return list(rows.order_by("pk"))
+
+
+# An operator who sends a report again waits this long, as two may press the button at a time.
+SENT_AGAIN_AFTER = timedelta(minutes=1)
+_DONE = {"failures": 0, "retry_at": None, "problem": ""}
+
+
+def note_reported(row: ReportSchedule | ReportSubscription, until: datetime, now: datetime) -> bool:
+    """Note a report about the time until then. False: another process was faster."""
+    open_rows = type(row)._default_manager.filter(pk=row.pk)
+    open_rows = open_rows.filter(Q(reported_until=None) | Q(reported_until__lt=until))
+    sent = {"sent_at": now} if isinstance(row, ReportSchedule) else {}
+    return open_rows.update(reported_until=until, **_DONE, **sent) == 1
+
+
+def note_sent(schedule: ReportSchedule, until: datetime, now: datetime) -> bool:
+    """Note that an operator has sent a report. False: it was sent a moment ago."""
+    rested = Q(sent_at=None) | Q(sent_at__lt=now - SENT_AGAIN_AFTER)
+    rows = ReportSchedule.objects.filter(rested, pk=schedule.pk)
+    last = Greatest(Coalesce("reported_until", until), until)
+    return rows.update(sent_at=now, reported_until=last, **_DONE) == 1
 
 
 def subscriptions(now: datetime, by_default: bool) -> list[ReportSubscription]:

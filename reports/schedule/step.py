@@ -6,6 +6,7 @@ with growing pauses; the admin and an event say why.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -41,12 +42,16 @@ from reports.schedule.policy import INCIDENT_DAYS, REPORTED_AFTER, DeliveryPolic
 from scheduler.jobs.notifications import rows as notifications
 from scheduler.jobs.notifications.policy import Letter
 
+logger = logging.getLogger(__name__)
+NO_CHART = {"kind": "REPORT_FAILED"}
 OPERATOR = Viewer("", operator=True)
 GPUCOORD = "gpucoord"
 Kind = StoredReport.Kind
 # Name of a stored report in the messages that it is attached to, and of the chart in its mail.
 ATTACHED = "report"
 CHART = "chart.png"
+# Where the stored files and those that are missing have it.
+CHART_FILE = rows.MAIL[1]
 OWN_TITLE = "Your week on the GPUs"
 WHY_OWN = "You get this mail after each week in which you held a GPU or waited for one."
 # Of a message about an incident: the notification and the warnings have lower numbers.
@@ -66,14 +71,16 @@ def make(
     schedule: ReportSchedule | None = None,
     incident: Incident | None = None,
     cover: Cover | None = None,
+    no_chart: str = "",
 ) -> StoredReport:
     """Render the report in every format and store it for `days`; with a cover, on one page.
 
     A format that cannot be made does not prevent the others; the row names it.
+    no_chart: why its mail has none.
     """
     report = replace(report, url=thresholds.current(AlertPolicy).address)
     looks.refresh(report.made_at)
-    files, missing = {}, {}
+    files, missing = {}, {CHART_FILE: no_chart} if no_chart else {}
     for name in FORMATS:
         try:
             files[name] = render(report, name, cover)
@@ -100,15 +107,14 @@ def make(
     return rows.store(row, files)
 
 
-def _add_mail(report: Report, stored: StoredReport, reason: str, lead: str = "") -> None:
-    """Store the form of the report that its mail has. Without typst, it has no chart."""
-    try:
-        chart = mail_picture(report)
-    except NoTypst:
-        chart = None
+def _add_mail(
+    report: Report, stored: StoredReport, chart: bytes | None, reason: str, lead: str = ""
+) -> None:
+    """Store the form of the report that its mail has."""
     frame = MailFrame(
         title=stored.title,
         lead=lead,
+        has_failed_chart=CHART_FILE in stored.missing,
         link=_address(stored),
         reason=reason,
         opt_out=_page("/reports/stored/") if stored.kind == Kind.OWN else "",
@@ -116,6 +122,21 @@ def _add_mail(report: Report, stored: StoredReport, reason: str, lead: str = "")
     html = mail(report, frame, f"cid:{CHART}" if chart else "")
     files = (html.encode(), chart)
     rows.add(stored, {name: file for name, file in zip(rows.MAIL, files, strict=True) if file})
+
+
+def mail_chart(report: Report) -> tuple[bytes | None, str]:
+    """The chart of the mail, and why it cannot be made: a mail without it is better than none.
+
+    Without typst there is none, which is no problem.
+    """
+    looks.refresh(report.made_at)
+    try:
+        return mail_picture(report), ""
+    except NoTypst:
+        return None, ""
+    except Exception as error:
+        logger.exception("The chart of a report cannot be made; its mail has none", extra=NO_CHART)
+        return None, _reason(error)
 
 
 def is_due(now: datetime) -> bool:
@@ -177,8 +198,9 @@ def _tried(
     try:
         with transaction.atomic():
             made = work()
-            row.reported_until, row.failures, row.retry_at, row.problem = period.until, 0, None, ""
-            row.save()
+            if not rows.note_reported(row, period.until, now):
+                transaction.set_rollback(True)
+                return False
     except Exception as error:
         row.refresh_from_db()
         row.failures += 1
@@ -207,6 +229,7 @@ def _scheduled(schedule: ReportSchedule, period: Period, now: datetime) -> Store
 
 def send(schedule: ReportSchedule, report: Report, by: str, now: datetime) -> StoredReport:
     """Store the report, and put it on its way to the channels of the schedule."""
+    chart, no_chart = mail_chart(report)
     stored = make(
         report,
         Kind.SCHEDULED,
@@ -215,8 +238,9 @@ def send(schedule: ReportSchedule, report: Report, by: str, now: datetime) -> St
         by=by,
         days=schedule.keep_days,
         schedule=schedule,
+        no_chart=no_chart,
     )
-    _add_mail(report, stored, reason_of(schedule))
+    _add_mail(report, stored, chart, reason_of(schedule))
     _send(stored, receivers(schedule), texts.text(report), "info", now)
     return stored
 
@@ -241,8 +265,9 @@ def _own(subscription: ReportSubscription, period: Period, now: datetime) -> Sto
     if not (summary := policy.own_summary(report, name)):
         return None
     days = thresholds.current(DeliveryPolicy).own_days
-    stored = make(report, Kind.OWN, OWN_TITLE, viewer, days=days)
-    _add_mail(report, stored, WHY_OWN, summary)
+    chart, no_chart = mail_chart(report)
+    stored = make(report, Kind.OWN, OWN_TITLE, viewer, days=days, no_chart=no_chart)
+    _add_mail(report, stored, chart, WHY_OWN, summary)
     text = f"{summary}\n\n{texts.text(report)}"
     letter = Letter(
         owner=name,

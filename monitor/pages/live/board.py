@@ -145,6 +145,8 @@ def _owners(card: Card) -> str:
 
 
 def _named(card: Card) -> str:
+    if not card.first_owners and card.tasks:
+        return ""
     if not card.first_owners:
         none = "processes unknown" if card.lost else "no processes"
         return f'<span class="muted">{none}</span>'

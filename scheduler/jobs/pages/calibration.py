@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from scheduler.jobs.lifecycle.policy.calibration import ENOUGH_RUNS, RunsKnown
+from monitor.facts.formats import duration
+from scheduler.jobs.lifecycle.policy.calibration import ENOUGH_RUNS, PERIODS, RunsKnown
 from scheduler.jobs.lifecycle.rows import durations
 
 TITLES = {
@@ -34,7 +35,7 @@ def calibration_lines() -> list[CalibrationLine]:
     return [
         CalibrationLine(
             title=TITLES[row.runs],
-            period=row.period,
+            period=duration(PERIODS[row.period].total_seconds()),
             starts=row.starts,
             error=row.error,
             before_p90_pct=None if row.before_p90 is None else 100 * row.before_p90,

@@ -352,3 +352,20 @@ def test_a_later_day_has_a_report_of_its_own() -> None:
         StoredReport.objects.order_by("pk").values_list("until_at", flat=True)
     )
     assert [later - end for end, later in pairwise(ends)] == [DAY, DAY]
+
+
+def test_a_chart_that_cannot_be_made_does_not_keep_the_report_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(report: Any) -> bytes:
+        raise RuntimeError("unknown font")
+
+    monkeypatch.setattr(step, "mail_picture", fails)
+    schedule().channels.add(alerts_made.channel())
+    assert step.make_due(NOW) == 1
+    stored = StoredReport.objects.get()
+
+    assert stored.missing["chart"] == "RuntimeError: unknown font"
+    html = bytes(stored.files.get(format="mail").content).decode()
+    assert "The chart of this mail could not be made." in html
+    assert Message.objects.count() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
@@ -12,7 +13,7 @@ from django.utils import timezone
 from monitor.incidents.alerts.steps import outbox
 from monitor.models import AuditEntry, Message
 from reports.models import ReportSchedule, StoredReport
-from reports.schedule import step
+from reports.schedule import actions, rows, step
 from tests.monitor import alerts_made
 from tests.monitor.alerts_made import Post
 from tests.scheduler.jobs.test_job_api import Api
@@ -93,3 +94,37 @@ def test_rest_sends_the_report_and_says_when_no_channel_gets_it(
     weekly.channels.add(alerts_made.channel())
     status, body = Api(root).post(path, {})
     assert (status, body["kind"]) == (201, "scheduled")
+
+
+def test_two_operators_who_send_at_a_time_send_one_report(
+    weekly: ReportSchedule, root: User, as_user: AsUser
+) -> None:
+    weekly.channels.add(alerts_made.channel())
+    # The second request has read the schedule before the first one has sent it.
+    seen = ReportSchedule.objects.get()
+    actions.send_now(weekly, "root", timezone.now())
+    with pytest.raises(actions.NotSent, match="less than a minute ago"):
+        actions.send_now(seen, "admin", timezone.now())
+
+    assert StoredReport.objects.count() == Message.objects.count() == 1
+
+
+def test_an_operator_may_send_a_report_again_a_minute_later(weekly: ReportSchedule) -> None:
+    weekly.channels.add(alerts_made.channel())
+    now = timezone.now()
+    for sent_at in (now, now + timedelta(seconds=61)):
+        actions.send_now(weekly, "root", sent_at)
+
+    assert Message.objects.count() == 2
+
+
+def test_the_schedule_sends_nothing_that_an_operator_has_sent_meanwhile(
+    weekly: ReportSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weekly.channels.add(alerts_made.channel())
+    now, seen = timezone.now(), rows.schedules(timezone.now())
+    actions.send_now(weekly, "root", now)
+    monkeypatch.setattr(rows, "schedules", lambda now: seen)
+
+    assert step.make_due(now) == 0
+    assert Message.objects.count() == 1

@@ -185,7 +185,7 @@ def count_ended(
     owner = batch.owner.username
     if has_begun and batch.started_at is None:
         batch.started_at = now
-        events.add("BATCH_STARTED", f"{batch} started", now=now, owner=owner)
+        events.add("BATCH_STARTED", f"Batch {batch.pk} {batch.name} started", now=now, owner=owner)
     before = policy.tenth(batch.completed + batch.failed, batch.total_items)
     batch.completed += completed
     batch.failed += failed
@@ -338,7 +338,8 @@ def finish(batch: Batch, now: datetime) -> None:
     if not batch.failed:
         forget_request(batch)
     batch.save(update_fields=["state", "ended_at", "request", "work"])
-    text = f"{batch} ended: {batch.completed} of {batch.total_items} items succeeded"
+    done = f"{batch.completed} of {batch.total_items} items succeeded"
+    text = f"Batch {batch.pk} {batch.name} ended: {done}"
     severity = "warning" if batch.failed else "info"
     events.add("BATCH_ENDED", text, now=now, severity=severity, owner=batch.owner.username)
 

@@ -130,7 +130,7 @@ def move(run: ExclusiveRun, step: ExclusiveStep, now: datetime, **columns: Any) 
     run.save()
     count = len(run.gpu_uuids)
     gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-    text = f"{run.batch} {TEXTS[step].format(gpus=gpus)}"
+    text = f"Batch {run.batch.pk} {run.batch.name} {TEXTS[step].format(gpus=gpus)}"
     owner = run.batch.owner.username
     events.add("BATCH_EXCLUSIVE", text, now=now, host=run.host, owner=owner)
     wake("scheduler")
