@@ -1,35 +1,41 @@
 """How far predicted starts are from real ones, when recorded queues are played again.
 
-python -m tests.bench.bench_predictions
+python -m tests.bench.bench_predictions [sampled]
 
 Each recording is a queue of three users on 9 GPUs: about 100 s (or 100 min) of work, submitted in
 the first fifth of it, with the jobs that these users ran before. What users say about run times
 differs: nothing, an estimate, a time limit. A prediction is made when a job is submitted, and for
 each job that still waits then again every tenth of the work. It uses only what is known at that
-moment.
+moment. sampled: from 20 runs of the planner with drawn run times, in place of one with typical and
+one with late run times.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import exp, log
 from statistics import median
 
 from scheduler.execution.progress.policy import Progress, run_time
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.forecast.classes import Queue
+from scheduler.queue.planner.forecast.forecast import QUEUE_PARTS, Estimate, forecast
 from scheduler.queue.planner.forecast.run_times import (
+    Z90,
     EndedJob,
     History,
     expected,
     expected_end,
     history,
 )
-from scheduler.queue.planner.forecast.simulation import LEAVES_AFTER
-from scheduler.queue.planner.plan import plan
+from scheduler.queue.planner.forecast.simulation import LEAVES_AFTER, Simulation
+from scheduler.queue.planner.gates import PlannerThresholds
+from scheduler.queue.planner.plan import place, plan
 from scheduler.queue.planner.preemption import KEEP_FREED
 from tests.builders import NOW, gpu_uuid, slot
 
@@ -150,11 +156,15 @@ def _seconds(value: float | None) -> timedelta | None:
     return None if value is None else timedelta(seconds=value)
 
 
+# Estimates of all waiting jobs, as by `forecast`.
+Predict = Callable[[Sequence[QueuedJob], Slots, PlanPolicy, datetime], Mapping[int, Estimate]]
+
+
 class Replay:
     """Plays a recording again with the planner, which plans 100 to 1200 times."""
 
-    def __init__(self, recorded: Recording) -> None:
-        self._recorded = recorded
+    def __init__(self, recorded: Recording, predict: Predict = forecast) -> None:
+        self._recorded, self._forecast = recorded, predict
         self._step = timedelta(seconds=max(1, recorded.work_s / 1200))
         # Steps between two predictions for all that waits.
         self._pause = round(recorded.work_s / 10 / self._step.total_seconds())
@@ -279,7 +289,7 @@ class Replay:
         if not jobs:
             return
         queue, slots = self._facts()
-        for id_, found in forecast(queue, slots, POLICY, self._now).items():
+        for id_, found in self._forecast(queue, slots, POLICY, self._now).items():
             # A job that starts at once is no prediction.
             if id_ in jobs and found.p50 and found.p90 and found.p50 > self._now:
                 self._made.append((id_, found.p50, found.p90))
@@ -327,12 +337,67 @@ def recordings(scale: float = 1, seeds: int = 5) -> list[Recording]:
     ]
 
 
-def replayed(found: list[Recording]) -> dict[str, list[Checked]]:
+def replayed(found: list[Recording], predict: Predict = forecast) -> dict[str, list[Checked]]:
     """All predictions of each kind of recording."""
     checked: dict[str, list[Checked]] = {}
     for each in found:
-        checked.setdefault(each.label, []).extend(Replay(each).run())
+        checked.setdefault(each.label, []).extend(Replay(each, predict).run())
     return checked
+
+
+def sampled(
+    queue: Sequence[QueuedJob], slots: Slots, policy: PlanPolicy, now: datetime, runs: int = 20
+) -> dict[int, Estimate]:
+    """The median and the 90th percentile of the starts in so many drawn futures.
+
+    p90 is at least a third of the wait after p50, as in `forecast`.
+    """
+    chance, starts = random.Random(now.timestamp()), dict[int, list[datetime]]()
+    for _ in range(runs):
+        for id_, start in _drawn_starts(chance, queue, slots, policy, now).items():
+            starts.setdefault(id_, []).append(start)
+    estimates = {}
+    for id_, known in starts.items():
+        if len(known) == runs:
+            ordered = sorted(known)
+            p50, p90 = ordered[runs // 2], ordered[runs * 9 // 10]
+            p90 = max(p90, p50 + (p50 - now) // QUEUE_PARTS)
+            estimates[id_] = Estimate(position=1, p50=p50, p90=p90)
+    return estimates
+
+
+def _drawn_starts(
+    chance: random.Random,
+    queue: Sequence[QueuedJob],
+    slots: Slots,
+    policy: PlanPolicy,
+    now: datetime,
+) -> dict[int, datetime]:
+    def drawn(run_time: RunTime, beyond: timedelta = timedelta()) -> timedelta:
+        typical = max(0.001, run_time.p50.total_seconds())
+        sigma = log(max(1.0, run_time.p90.total_seconds() / typical)) / Z90
+        draws = (timedelta(seconds=typical * exp(chance.gauss(0, sigma))) for _ in range(40))
+        return next((took for took in draws if took > beyond), beyond * 1.1)
+
+    def end(job: RunningJob) -> Ends | None:
+        if job.ends is not None:
+            at = now + drawn(RunTime(job.ends.p50 - now, job.ends.p90 - now))
+        elif job.expected is not None and not job.idle_work:
+            at = job.started_at + drawn(job.expected, now - job.started_at)
+        else:
+            return None
+        return Ends(at, at)
+
+    running = tuple(replace(job, ends=end(job)) for job in slots.running)
+    world, rules = replace(slots, running=running), PlannerThresholds()
+    jobs = [
+        replace(job, expected=job.expected and RunTime(took := drawn(job.expected), took))
+        for job in queue
+    ]
+    made = place(jobs, world, policy, now, rules)
+    future = Simulation(Queue(jobs, made), world, policy, rules, now, made, late=False)
+    future.run(len(jobs))
+    return future.starts
 
 
 def summary(checked: list[Checked]) -> tuple[float, float, float]:
@@ -343,9 +408,10 @@ def summary(checked: list[Checked]) -> tuple[float, float, float]:
 
 
 def main() -> None:
+    predict = sampled if sys.argv[1:] == ["sampled"] else forecast
     for scale, unit in ((1, "100 s"), (60, "100 min")):
         print(f"{unit} of work{'':32} median error   signed   before p90")
-        found = replayed(recordings(scale) + mixed(scale))
+        found = replayed(recordings(scale) + mixed(scale), predict)
         everything = [each for checked in found.values() for each in checked]
         for label, checked in {**found, "all": everything}.items():
             error, signed, before = summary(checked)
