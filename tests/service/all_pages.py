@@ -1,7 +1,8 @@
-"""A program for test_extensions.py: opens each page without arguments, and lists loaded modules.
+"""A program for test_extensions.py: opens each page, follows all links, and lists loaded modules.
 
-It prints JSON: the status of each page by its path, and the names of the modules that the web
-process and the loops load.
+It prints JSON: the status of each page without arguments by its path, the links to pages that are
+not found with a page that has them, whether the dashboard shows the job of a batch, and the modules
+that the web process and the loops load.
 """
 
 from __future__ import annotations
@@ -9,10 +10,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
+from html import unescape
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import User
+    from django.test import Client
 
 NO_PAGES = ("admin/", "login/", "logout/", "metrics", "healthz")
+LINK = re.compile(r'\shref="(/[^"#]*)')
+# Files of a page, and doors that are no pages. The lists of the admin have links without end.
+NOT_FOLLOWED = re.compile(r"/(static|api|admin|logout)/")
 
 
 def paths() -> list[str]:
@@ -23,6 +34,61 @@ def paths() -> list[str]:
     patterns = [*top, *(part for app in top if not str(app.pattern) for part in app.url_patterns)]
     routes = [str(part.pattern) for part in patterns if isinstance(part, URLPattern)]
     return [f"/{route}" for route in routes if "<" not in route and not route.startswith(NO_PAGES)]
+
+
+def dead_links(client: Client, pages: list[str]) -> dict[str, str]:
+    """The links to pages that are not found, each with a page that has it."""
+    seen_on = dict.fromkeys(pages, "")
+    left, dead = list(pages), {}
+    while left:
+        path = left.pop()
+        answer = client.get(path)
+        if answer.status_code == 404:
+            dead[path] = seen_on[path]
+        if answer.status_code != 200 or not answer["Content-Type"].startswith("text/html"):
+            continue
+        for link in map(unescape, LINK.findall(answer.content.decode())):
+            # A query of a page that was opened shows the same page.
+            plain = link.partition("?")[0]
+            if plain not in seen_on and not NOT_FOLLOWED.match(plain):
+                seen_on[plain] = path
+                left.append(plain)
+    return dead
+
+
+def rows_of_extensions(owner: User) -> int:
+    """Rows that extensions have left: a model on a GPU, and an item of a batch, whose job waits.
+
+    Returns the number of that job.
+    """
+    from django.utils import timezone
+
+    from monitor.facts.gpu_states import GpuState
+    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.models import Claim
+    from scheduler.models import Batch, BatchItem, Job
+    from tests.builders import gpu, gpu_uuid, snapshot
+
+    now = timezone.now()
+    seen = snapshot([gpu(0, state=GpuState.LLM_READY, state_since=now)], at=now)
+    snapshots.record(seen)
+    model, item = (
+        Job.objects.create(owner=owner, name=name, argv=["true"], submitted_at=now)
+        for name in ("qwen", "an item")
+    )
+    Claim.objects.create(
+        host=seen.host.name,
+        gpu_uuid=gpu_uuid(0),
+        job_ref=str(model.pk),
+        owner="gpucoord-models",
+        kind="llm",
+        phase="ready",
+        task="qwen2.5:7b",
+        from_at=now,
+    )
+    batch = Batch.objects.create(owner=owner, name="batch", total_items=1, created_at=now)
+    BatchItem.objects.create(batch=batch, index=0, input="a", job=item)
+    return int(item.pk)
 
 
 def main() -> None:
@@ -41,10 +107,15 @@ def main() -> None:
     setup_test_environment()
     logging.disable()
     call_command("migrate", verbosity=0)
+    root = User.objects.create_superuser("root")
+    item = rows_of_extensions(root)
     client = Client()
-    client.force_login(User.objects.create_superuser("root"))
+    client.force_login(root)
     statuses = {path: client.get(path).status_code for path in pages}
-    json.dump({"pages": statuses, "modules": modules}, sys.stdout)
+    dead = dead_links(client, [path for path, status in statuses.items() if status == 200])
+    shows_item = f'href="/jobs/{item}/"' in client.get("/").content.decode()
+    found = {"pages": statuses, "modules": modules, "dead": dead, "shows_item": shows_item}
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

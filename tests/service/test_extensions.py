@@ -60,6 +60,7 @@ def test_without_one_extension_the_other_pages_open_and_its_own_are_not_found(
     assert gone == PAGES_OF.get(off, set())
     assert {answer["pages"][path] for path in gone} <= {404}
     assert loaded(answer["modules"], ROOMS[off]) == []
+    assert answer["dead"] == {}
 
 
 @pytest.mark.processes
@@ -69,6 +70,9 @@ def test_without_extensions_nothing_of_them_is_loaded_and_the_rest_opens(tmp_pat
     gone = {path for path, status in answer["pages"].items() if status not in OPEN}
     assert gone == set().union(*PAGES_OF.values())
     assert loaded(answer["modules"], rooms_off([])) == []
+    # No link leads to a page that is gone, and what was left of a batch is in the queue.
+    assert answer["dead"] == {}
+    assert answer["shows_item"]
 
 
 @pytest.mark.processes

@@ -21,6 +21,7 @@ from monitor.gpus.hosts.policy import SILENT_AFTER
 from monitor.incidents.facts import NONE, Badge, Badges
 from monitor.pages.live.cards import Card
 from monitor.pages.live.frames import CHILDREN
+from monitor.runtime.rows.extensions import is_on
 from monitor.templatetags.monitor_tags import bar, figure, minute, owner, since, since_short
 
 _BETWEEN = "\n  "
@@ -164,7 +165,9 @@ def _work(card: Card) -> str:
         program = card.rows[0].program if card.rows else None
         return f'<span class="b-work muted">{escape(program or "")}</span>'
     task, *further = card.tasks
-    kind = ("model", task.name) if task.is_model else ("job", task.job_ref)
+    # The page of a model is missing while its extension is off.
+    has_page = task.is_model and is_on("models")
+    kind = ("model", task.name) if has_page else ("job", task.job_ref)
     address, name = escape(reverse(kind[0], args=[kind[1]])), escape(task.name or task.job_ref)
     percent = "" if task.percent is None else f" {task.percent} %"
     ends = "" if task.ends_at is None else f" · ends ~{minute(_now(), task.ends_at)}"

@@ -24,7 +24,7 @@ from django.db.models import (
 from django.urls import reverse
 
 from monitor.pages.live.regions import Context, Region, register
-from monitor.runtime.rows.extensions import parts
+from monitor.runtime.rows.extensions import is_on, parts
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.dispatch.controller.steps import idle_gpus as idle_gpu_step
 from scheduler.facts.jobs import JobState
@@ -117,7 +117,12 @@ def _job_lines() -> tuple[tuple[JobLine, ...], tuple[JobLine, ...]]:
     is_item = Exists(BatchItem.objects.filter(job=OuterRef("pk")))
     runs_model = Q(model_service__isnull=False) & ~Q(state=JobState.QUEUED.value)
     open_jobs = job_views.filtered(job_views.JobFilter(state="open"))
-    alone = calm_order(open_jobs.exclude(is_item).exclude(runs_model).filter(array=None))
+    alone = calm_order(open_jobs.filter(array=None))
+    # Other parts of the page show these, unless their extension is off.
+    if is_on("batches"):
+        alone = alone.exclude(is_item)
+    if is_on("models"):
+        alone = alone.exclude(runs_model)
     first = list(alone[:MOST_LINES])
     further = _further(alone, first) if len(first) == MOST_LINES else []
     lines = tuple(job_lines.lines([*first, *further]))
