@@ -10,7 +10,7 @@ class MonitorConfig(AppConfig):
     verbose_name = "Monitor"
 
     def ready(self) -> None:
-        from monitor.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from monitor.catalogue import POLICIES, PROFILES, TOPICS
         from monitor.incidents.pages.listing import ALERTS, REGION
         from monitor.pages.live.regions import register
         from monitor.thresholds import rows as thresholds

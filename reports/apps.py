@@ -13,7 +13,7 @@ class ReportsConfig(AppConfig):
         from monitor.incidents.alerts.steps import outbox
         from monitor.runtime.rows import extensions, periodic_tasks
         from monitor.thresholds import rows as thresholds
-        from reports.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from reports.catalogue import POLICIES, PROFILES, TOPICS
         from reports.figures.rows import sections
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)

@@ -14,7 +14,7 @@ class SchedulerConfig(AppConfig):
         from monitor.runtime.rows.extensions import parts
         from monitor.thresholds import rows as thresholds
         from monitor.usage.rows import pruning
-        from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from scheduler.catalogue import POLICIES, PROFILES, TOPICS
         from scheduler.disk import rows as cleaning_runs
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.jobs.lifecycle import steps as job_files

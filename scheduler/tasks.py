@@ -25,7 +25,7 @@ def clear_files() -> int:
     config = settings.CONFIG
     data = Path(settings.DATA)
     steps.forget(data, config.node)
-    for clear in parts("scheduler.submission.batches.steps.workers:clear"):
+    for clear in parts("scheduler.submission.batches.step:clear"):
         clear(data, config.checkpoints)
     clearer = Clearer(config.node, data, config.checkpoints)
     return len(clearer.step(timezone.now()))

@@ -7,13 +7,13 @@ from django.urls import path
 from monitor.runtime.pages import extension_page
 from scheduler.execution.hosts import pages as host_pages
 from scheduler.jobs.notifications import pages as notification_views
-from scheduler.jobs.pages import search, sooner
+from scheduler.jobs.pages import sooner, table
 from scheduler.jobs.pages import views as job_views
 from scheduler.jobs.pages import without_incident as without_incident_page
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.throttle import pages as throttle_pages
-from scheduler.limits.time_windows.pages import views as time_window_views
+from scheduler.limits.time_windows import pages as time_window_views
 
 BATCHES = "scheduler.submission.batches.pages"
 IDLE_WORK = "scheduler.submission.idle_work.pages"
@@ -63,7 +63,7 @@ urlpatterns = [
     extension_page("prompts/<int:number>/answer/", f"{PROMPTS}:answer", "prompt-answer"),
     path("mode/", throttle_pages.mode, name="mode"),
     path("shares/", quota_pages.shares, name="shares"),
-    path("search/", search.search, name="search"),
+    path("search/", table.search, name="search"),
     path("timeline/", timeline_pages.timeline, name="timeline"),
     extension_page("scripts/", f"{SCRIPTS}:scripts", "scripts"),
     extension_page("folders/", f"{SCRIPTS}:folders", "folders"),

@@ -26,7 +26,7 @@ COMMANDS: Commands = {
     ),
     "setup": (
         "install the service on this server, as root",
-        "gpucoord_site.cli.setup.command:main",
+        "gpucoord_site.cli.setup:main",
     ),
     "check": (
         "list what this machine has and what is missing",

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from gpucoord_site.config.file import config_file, read_toml
-from monitor.catalogue import policy as monitor
+from monitor import catalogue as monitor
 from monitor.thresholds.policy import (
     accepted_values,
     nearest,
@@ -20,8 +20,8 @@ from monitor.thresholds.policy import (
     quoted,
     table_problems,
 )
-from reports.catalogue import policy as reports
-from scheduler.catalogue import policy as scheduler
+from reports import catalogue as reports
+from scheduler import catalogue as scheduler
 
 SECRETS = frozenset(
     {"admin_password", "database_url", "join_token", "ldap_bind_password", "oidc_client_secret"}

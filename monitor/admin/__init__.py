@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.admin import accounts, channels, hosts, policies, records
+from monitor.admin import accounts, channels, policies, records
+from monitor.admin import records as hosts
 
 __all__ = ["accounts", "channels", "hosts", "policies", "records"]

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from monitor.catalogue.policy import PROFILE_WORDS
+from monitor.catalogue import PROFILE_WORDS
 from monitor.thresholds import rows
 from monitor.thresholds.policy import Setting, Threshold, number
 

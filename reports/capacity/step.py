@@ -22,7 +22,8 @@ from reports.capacity.facts import (
     Profile,
     ReplayFigures,
 )
-from reports.capacity.policy import demand, percentiles
+from reports.capacity.policy import demand
+from reports.capacity.policy import demand as percentiles
 from reports.capacity.policy.demand import EPOCH, CapacityPolicy, forecast
 from reports.capacity.policy.replay import Change, Replay, ReplayInput, changes, wait_figures
 from scheduler.dispatch.inputs import PlanInput, PlanInputs, plan_policy

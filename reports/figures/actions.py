@@ -19,7 +19,8 @@ from monitor.models import Gpu, ProcessUse
 from monitor.owners.identity.policy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures.facts import GpuFigures, GpuHours, Report, TrendPoint, UserFigures, Violation
-from reports.figures.policy import advice, jobs, people, privacy
+from reports.figures.policy import advice, jobs, people
+from reports.figures.policy import people as privacy
 from reports.figures.policy.ledger import Ledger
 from reports.figures.policy.occupancy import spans
 from reports.figures.policy.thresholds import COVERAGE_PCT, HIGH_PCT, SUSTAINED_PCT, ReportPolicy

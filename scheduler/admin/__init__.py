@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.admin import definitions, jobs, quotas, records
+from scheduler.admin import jobs, quotas, records
+from scheduler.admin import records as definitions
 
 __all__ = ["definitions", "jobs", "quotas", "records"]

@@ -25,8 +25,7 @@ from scheduler.models import EngineStatus, ExclusiveRun, ModelService
 from scheduler.submission.intake import steps
 
 if TYPE_CHECKING:
-    from scheduler.dispatch.steps.engine_leaders import LeaderCheck
-    from scheduler.dispatch.steps.engine_pass import FormerEngine
+    from scheduler.dispatch.steps.engine_leaders import FormerEngine, LeaderCheck
     from scheduler.dispatch.steps.engine_tasks import EngineStep
     from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
     from scheduler.dispatch.steps.model_evictions import ModelPass
@@ -69,14 +68,14 @@ def build(guard: Guard) -> Step:
         step_of(BATCHES)(guard, config.node, specs),
         step_of(f"{STEPS}.exclusive_batches:ExclusiveBatches")(guard, config.node, plan_policy()),
         step_of(f"{STEPS}.engine_leaders:LeaderCheck")(guard, config.node),
-        step_of(f"{STEPS}.engine_pass:former_engine")(guard, specs),
+        step_of(f"{STEPS}.engine_leaders:former_engine")(guard, specs),
     )
 
 
 def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> EnginePass:
     """The step of a host that runs no new jobs itself."""
     config = settings.CONFIG
-    slurm_step = part(f"{STEPS}.engine_pass:slurm_step")
+    slurm_step = part(f"{STEPS}.engine_leaders:slurm_step")
     return EnginePass(
         Executor(guard, config.node, specs),
         slurm_step(guard, specs) if config.engine == EngineName.SLURM.value else None,
@@ -84,7 +83,7 @@ def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> 
         ProgressStep(guard, config.node, specs),
         step_of(BATCHES)(guard, config.node),
         step_of(f"{STEPS}.engine_leaders:LeaderCheck")(guard, config.node),
-        step_of(f"{STEPS}.engine_pass:former_engine")(guard, specs),
+        step_of(f"{STEPS}.engine_leaders:former_engine")(guard, specs),
     )
 
 

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob
-from reports.capacity.policy import demand, percentiles
+from reports.capacity.policy import demand
+from reports.capacity.policy import demand as percentiles
 from reports.capacity.policy.accounts import AccountInput
 from reports.capacity.policy.demand import forecast
 from reports.capacity.policy.replay import Replay, ReplayInput, changes

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.admin.policies import address
-from monitor.gpus.presence.policy import PresencePolicy
+from monitor.gpus.policy.presence import PresencePolicy
 from monitor.journal.rows import audit
 from monitor.models import AuditEntry, Host, PolicyValues
 from monitor.thresholds import rows as monitor_rows

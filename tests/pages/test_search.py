@@ -7,8 +7,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.facts.readings import Snapshot
-from scheduler.jobs.pages import search
-from scheduler.jobs.pages.search import Result
+from scheduler.jobs.pages import table
+from scheduler.jobs.pages.table import Result
 from tests import jobs_made
 from tests.builders import gpu_uuid
 
@@ -17,7 +17,7 @@ AsUser = Callable[[User], Client]
 
 
 def found(text: str) -> list[Result]:
-    return list(search.find(text))
+    return list(table.find(text))
 
 
 def test_it_finds_jobs_by_name_and_number_newest_first(alice: User) -> None:
@@ -37,10 +37,10 @@ def test_it_finds_users_and_gpus(alice: User, seen: Callable[..., Snapshot]) -> 
 
 
 def test_it_lists_a_few_of_each_kind(alice: User) -> None:
-    for _ in range(search.MOST_OF_A_KIND + 2):
+    for _ in range(table.MOST_OF_A_KIND + 2):
         jobs_made.waiting(alice, name="sweep")
 
-    assert len(found("sweep")) == search.MOST_OF_A_KIND
+    assert len(found("sweep")) == table.MOST_OF_A_KIND
 
 
 @pytest.mark.parametrize("text", ["", "9" * 40, "%", "x" * 500])

@@ -15,9 +15,9 @@ from django.apps import apps
 from django.forms import BaseForm
 
 from gpucoord_site.accounts.views import *  # noqa: F403 - its forms are found as subclasses
-from monitor.catalogue import policy as of_monitor
+from monitor import catalogue as of_monitor
 from monitor.thresholds import policy as declaration
-from scheduler.catalogue import policy as of_scheduler
+from scheduler import catalogue as of_scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"monitor", "scheduler", "reports", "gpucoord_site"}

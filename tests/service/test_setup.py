@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site.cli import instances, local_login
+from gpucoord_site.cli import setup as command
 from gpucoord_site.cli.check import command as check
-from gpucoord_site.cli.setup import command
-from gpucoord_site.cli.setup.command import SetupFailed, System
+from gpucoord_site.cli.setup import SetupFailed, System
 from gpucoord_site.config.file import read_toml
 
 PROGRAM = Path("/opt/lab/bin/gpucoord")

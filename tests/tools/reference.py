@@ -316,10 +316,10 @@ def _default(name: str) -> str:
 
 
 def _thresholds() -> Iterator[str]:
-    from monitor.catalogue import policy as of_monitor
+    from monitor import catalogue as of_monitor
     from monitor.thresholds import policy as declaration
-    from reports.catalogue import policy as of_reports
-    from scheduler.catalogue import policy as of_scheduler
+    from reports import catalogue as of_reports
+    from scheduler import catalogue as of_scheduler
 
     yield "[Thresholds and profiles](../operators/thresholds.md) says how to change them."
     yield "The values in force are at `/rules/` and at `GET /api/policies/`."

@@ -14,7 +14,7 @@ from monitor.facts import thresholds as former
 from monitor.runtime.probes import disk_space
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, Layer
-from scheduler.catalogue.policy import PROFILES
+from scheduler.catalogue import PROFILES
 from scheduler.disk.facts import DiskLevel, DiskSpace
 from scheduler.disk.policy import DiskPolicy, is_near, level, sentence
 

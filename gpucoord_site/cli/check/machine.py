@@ -18,7 +18,7 @@ from gpucoord_site.cli.check.report import Finding, fail, ok, warn
 from gpucoord_site.config.addresses import is_loopback
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service.filesystems import mount_of
-from monitor.catalogue.policy import PROFILE_WORDS
+from monitor.catalogue import PROFILE_WORDS
 from monitor.facts import json_text
 from monitor.gpus.policy.capability import cpu_places
 from monitor.gpus.sampling.probes.limits import LimitsProbe

@@ -25,15 +25,15 @@ from monitor.facts.readings import (
 )
 from monitor.gpus import rows as availability
 from monitor.gpus import step as cooling_step
+from monitor.gpus import step as presence_step
 from monitor.gpus.policy import changes, hangs, health, health_events
 from monitor.gpus.policy import changes as gpu_changes
+from monitor.gpus.policy.capability import with_stated_memory
 from monitor.gpus.policy.cooling import Cooling, keep_jobs, with_orphans
 from monitor.gpus.policy.hangs import Hang
 from monitor.gpus.policy.health import HealthPolicy
-from monitor.gpus.policy.shared_memory import with_stated_memory
+from monitor.gpus.policy.presence import PresencePolicy
 from monitor.gpus.policy.states import with_states
-from monitor.gpus.presence import step as presence_step
-from monitor.gpus.presence.policy import PresencePolicy
 from monitor.gpus.sampling.policy import (
     JumpFilter,
     bounded_host,

@@ -19,7 +19,8 @@ from monitor.facts.input_rules import escaped
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.facts.usage import InstanceReading
 from monitor.gpus import rows as availability
-from monitor.gpus.policy import capability, shared_memory
+from monitor.gpus.policy import capability
+from monitor.gpus.policy import capability as shared_memory
 from monitor.gpus.policy.health import clock_words
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot import rows as snapshot_rows

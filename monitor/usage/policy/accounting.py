@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from monitor.facts.readings import GpuReading, Health, OwnerSource, ProcessReading
 from monitor.facts.usage import EndedProcess, UseSource
-from monitor.usage.policy.energy import EnergyMeter
+from monitor.usage.policy.attribution import EnergyMeter
 
 # (GPU, pid)
 On = tuple[str, int]

@@ -18,7 +18,7 @@ from monitor.usage.policy.accounting import (
     UsageAmounts,
     UsePolicy,
 )
-from monitor.usage.policy.energy import EnergyMeter
+from monitor.usage.policy.attribution import EnergyMeter
 
 VERSION = 1
 

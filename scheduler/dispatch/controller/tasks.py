@@ -15,17 +15,17 @@ from scheduler.dispatch.controller.step import (
     ConstraintWatch,
     Controller,
     FileRetention,
+    IncidentWatch,
     OtherTasks,
     Part,
     Predictions,
 )
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.dispatch.controller.steps.idle_gpus import IdleResources
-from scheduler.dispatch.controller.steps.incident_watch import IncidentWatch
 from scheduler.dispatch.steps.yields import HotGpus, LostGpus
 from scheduler.execution.hosts.step import HostWatch
 from scheduler.execution.steps.capabilities import BackgroundNiceness
-from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
+from scheduler.execution.steps.gpu_closures import LockClaims, LockFiles
 from scheduler.fair_share import rows as fair_share
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.limits.quotas.step import Charging

@@ -20,7 +20,7 @@ from scheduler.execution.engines.facts import (
     TaskReport,
     TaskState,
 )
-from scheduler.execution.engines.policy.follow import SUBMIT_SETTLES
+from scheduler.execution.engines.policy.requests import SUBMIT_SETTLES
 from scheduler.execution.engines.policy.slurm_texts import state_of
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.jobs.lifecycle.rows import transitions

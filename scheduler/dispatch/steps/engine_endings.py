@@ -13,8 +13,7 @@ from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.engines.facts import EngineName, NodeReport, TaskList, TaskState
-from scheduler.execution.engines.policy.follow import FILES_SETTLE
-from scheduler.execution.engines.policy.requests import sentence
+from scheduler.execution.engines.policy.requests import FILES_SETTLE, sentence
 from scheduler.execution.engines.slurm import OUTPUT, SlurmEngine
 from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps import outcomes

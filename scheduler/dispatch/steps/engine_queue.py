@@ -20,7 +20,7 @@ from scheduler.dispatch.steps.dispatcher import (
     store,
 )
 from scheduler.execution.engines.facts import EngineName, Ticket
-from scheduler.execution.engines.policy import slurm_reasons
+from scheduler.execution.engines.policy import slurm_texts
 from scheduler.execution.engines.policy.requests import (
     EngineRules,
     niceness_of,
@@ -217,7 +217,7 @@ def reason_of(task: EngineTask, problem: str) -> Blocker:
         return _WAITS_FOR_SUBMISSION
     return Blocker(
         code=BlockerCode.ENGINE_WAITS,
-        tier=slurm_reasons.tier_of(task.reason),
+        tier=slurm_texts.tier_of(task.reason),
         holder="Slurm",
         requested=task.reason or task.word,
         until=None,

@@ -18,7 +18,7 @@ from monitor.facts.formats import duration
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy
-from monitor.gpus.presence.policy import PresencePolicy
+from monitor.gpus.policy.presence import PresencePolicy
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation

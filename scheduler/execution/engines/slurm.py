@@ -25,7 +25,7 @@ from scheduler.execution.engines.facts import (
     TaskList,
     Ticket,
 )
-from scheduler.execution.engines.policy import slurm_reasons, slurm_texts
+from scheduler.execution.engines.policy import slurm_texts
 from scheduler.runner.commands import SERVICE, CommandAccount, CommandResult, run_command
 from scheduler.runner.spawning import ROOT, interpreter
 
@@ -80,7 +80,7 @@ class SlurmEngine:
         if ref:
             return SubmitAnswer(SubmitResult.ACCEPTED, ref)
         text = _message(done)
-        if done.is_ok or done.code is None or slurm_reasons.is_away(text):
+        if done.is_ok or done.code is None or slurm_texts.is_away(text):
             return SubmitAnswer(SubmitResult.UNCERTAIN, text=text)
         return SubmitAnswer(SubmitResult.REFUSED, text=text)
 
@@ -111,7 +111,7 @@ class SlurmEngine:
         done = self._run([self._path("scontrol"), "show", "job", ref, "-d"], ANSWER_S)
         if done.is_ok:
             return slurm_texts.job(done.output)
-        if not slurm_reasons.is_gone(_message(done)):
+        if not slurm_texts.is_gone(_message(done)):
             raise EngineAway(_message(done))
         argv = ["sacct", "-n", "-P", "-X", "-j", ref, "-o", slurm_texts.SACCT_FIELDS]
         accounting = self._run([self._path(argv[0]), *argv[1:]], ANSWER_S)
@@ -157,7 +157,7 @@ class SlurmEngine:
     def _change(self, argv: list[str]) -> str:
         done = self._run(argv, ANSWER_S)
         text = _message(done)
-        return "" if done.is_ok or slurm_reasons.is_over(text) else text
+        return "" if done.is_ok or slurm_texts.is_over(text) else text
 
     def _path(self, command: str) -> str:
         return str(Path(self.folder) / command) if self.folder else command

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, body_of, sentence_error
 from monitor.facts.input_rules import possible_time
 from scheduler.limits.time_windows import rows as window_rows
-from scheduler.limits.time_windows.pages.forms import LONGEST_REASON, WindowForm
+from scheduler.limits.time_windows.pages import LONGEST_REASON, WindowForm
 from scheduler.limits.time_windows.policy import coming, current, describe
 from scheduler.models import TimeWindow
 

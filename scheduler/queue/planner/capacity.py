@@ -28,8 +28,7 @@ from monitor.facts.readings import (
 )
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy import capability
-from monitor.gpus.policy.capability import NOT_OURS, hidden
-from monitor.gpus.policy.shared_memory import has_no_figure
+from monitor.gpus.policy.capability import NOT_OURS, has_no_figure, hidden
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots

@@ -16,7 +16,7 @@ from itertools import combinations
 
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.thresholds import threshold
-from monitor.gpus.presence.policy import PresencePolicy
+from monitor.gpus.policy.presence import PresencePolicy
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob
 from scheduler.facts.model_services import OWNER

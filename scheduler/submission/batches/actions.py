@@ -21,12 +21,11 @@ from scheduler.facts.jobs import Refusal
 from scheduler.facts.scripts import Script
 from scheduler.fair_share.rows import Rights
 from scheduler.models import Batch
-from scheduler.submission.batches import policy
+from scheduler.submission.batches import policy, step
 from scheduler.submission.batches.policy import BatchPolicy
 from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import jobs_of
-from scheduler.submission.batches.steps import workers
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import policy as script_policy
@@ -99,7 +98,7 @@ def check(
     if script is None:
         (first,) = jobs_of(request, [(0, items[0])], now)
     else:
-        first = workers.worker_of(request, items[0], script, now)
+        first = step.worker_of(request, items[0], script, now)
     refusals = [*_of_script(request, items), *intake.refusals(first, owner)]
     gpus = first.requirement.gpus
     if gpu_mode == "exclusive" and not gpus:
@@ -109,7 +108,7 @@ def check(
     rules = thresholds.current(BatchPolicy)
     mode = policy.mode_of(len(items), gpu_mode, gpus=gpus, may=may, policy=rules)
     chosen_gpus = chosen if mode == "exclusive" else None
-    work = None if script is None else workers.work_of(first, script)
+    work = None if script is None else step.work_of(first, script)
     approval = Approval.NONE
     if mode == "exclusive" and not may:
         by_share = exclusive.gpus_by_share(owner.username, Rights(now, [owner.username]))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.facts.readings import GpuReading, HostReading
-from monitor.gpus.policy.shared_memory import has_no_figure, is_stated, with_stated_memory
+from monitor.gpus.policy.capability import has_no_figure, is_stated, with_stated_memory
 from tests.builders import GIB, gpu, gpu_uuid, process
 
 LACKING = ("memory_total_bytes", "memory_used_bytes")

@@ -9,7 +9,7 @@ import pytest
 
 from monitor.facts.usage import EndedProcess, UseSource
 from monitor.usage.policy.accounting import ProcessUses
-from monitor.usage.policy.energy import EnergyMeter
+from monitor.usage.policy.attribution import EnergyMeter
 from tests.builders import NOW, gpu, gpu_uuid, process
 
 IDLE_W, FULL_W = 50.0, 300.0

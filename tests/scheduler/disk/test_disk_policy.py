@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.catalogue.policy import PROFILES
+from scheduler.catalogue import PROFILES
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk
 from scheduler.disk.policy import DiskPolicy, full_blockers, is_near, level
 from scheduler.facts.blockers import BlockerCode, from_row, to_row

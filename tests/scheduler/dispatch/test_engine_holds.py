@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from scheduler.dispatch.steps.engine_calls import EngineHolds, RecentCalls
+from scheduler.dispatch.steps.engine_tasks import EngineHolds, RecentCalls
 from scheduler.execution.engines.facts import TaskReport, TaskState
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import EngineTask, Job

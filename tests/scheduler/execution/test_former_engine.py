@@ -11,7 +11,7 @@ from django.db import transaction
 
 from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.engine_pass import FormerEngine
+from scheduler.dispatch.steps.engine_leaders import FormerEngine
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.facts.plans import PlanPolicy
 from scheduler.models import EngineStatus, EngineTask, Job

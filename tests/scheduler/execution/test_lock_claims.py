@@ -15,7 +15,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.gpus.policy.states import with_states
 from monitor.gpus.snapshot import rows as snapshots
 from scheduler.execution.steps import gpu_closures
-from scheduler.execution.steps.gpu_locks import LockClaims
+from scheduler.execution.steps.gpu_closures import LockClaims
 from scheduler.models import LockRefusal
 from scheduler.queue.blockers.wording import text
 from scheduler.runner.confine import locks

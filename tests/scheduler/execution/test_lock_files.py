@@ -18,7 +18,7 @@ from monitor.gpus import rows as availability
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Event
 from scheduler.execution.steps import gpu_closures
-from scheduler.execution.steps.gpu_locks import LockFiles
+from scheduler.execution.steps.gpu_closures import LockFiles
 from scheduler.runner.confine import locks
 from tests.builders import NOW, gpu_uuid, host, snapshot
 

@@ -21,7 +21,7 @@ from monitor.runtime.rows.wakeups import Listener
 from scheduler.language_models.model_proxy import rows
 from scheduler.language_models.model_proxy.api.board import Board
 from scheduler.language_models.model_proxy.facts import Caller, Refused
-from scheduler.language_models.model_proxy.policy.unknown_tokens import UnknownTokens
+from scheduler.language_models.model_proxy.policy.openai import UnknownTokens
 from scheduler.language_models.model_proxy.rows import SituationReader
 from scheduler.language_models.model_services import actions
 

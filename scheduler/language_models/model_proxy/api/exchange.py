@@ -11,7 +11,8 @@ from scheduler.facts.prompts import MOST_ATTEMPTS, Instance, Wait
 from scheduler.language_models.model_proxy.api.board import Board, Place
 from scheduler.language_models.model_proxy.api.tickets import SCHEME, ticket
 from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
-from scheduler.language_models.model_proxy.policy import events, openai
+from scheduler.language_models.model_proxy.policy import openai
+from scheduler.language_models.model_proxy.policy import openai as events
 from scheduler.language_models.model_proxy.senders import (
     InstanceFailed,
     NotReached,

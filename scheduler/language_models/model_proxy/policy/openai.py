@@ -2,6 +2,13 @@
 
 So is Anthropic's form, `messages`. Bodies and answers are passed on as they are; nothing is
 translated.
+
+Policy: streams of server-sent events, by the HTML standard: where an event ends.
+
+Policy: how often tokens that are not known to be valid are looked up for one address.
+
+A look-up reads the database. An address has LOOKUPS at once and then one each INTERVAL_S. Tokens
+that were valid before do not count, so a flood of invalid ones does not stop their users.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from monitor.facts import json_text
@@ -248,3 +256,116 @@ def error_text(body: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         text = body.decode("utf-8", "replace")
     return str(text).strip()[:500] or "no reason"
+
+
+TYPE = "text/event-stream"
+# A longer event is passed on in parts; no error can follow a part of an event.
+LONGEST_HELD = 64 * 1024
+# The end of a line, and an empty line. Lines end with CRLF, LF or CR.
+_ENDS = (b"\n\n", b"\n\r\n", b"\r\r", b"\n\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+def is_stream(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == TYPE
+
+
+class WholeEvents:
+    """Passes a stream on in whole events, so that a comment or an error may follow each part.
+
+    A client would read an error after half an event as a part of that event.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        # Whether the bytes that were passed on end with a whole event.
+        self.is_whole = True
+
+    def feed(self, piece: bytes) -> bytes:
+        """The bytes to pass on now."""
+        if not self._rest and piece.endswith((b"\n\n", b"\n\r\n")):
+            self.is_whole = True
+            return piece
+        # An end may have begun in the part that is held back.
+        seen = max(0, len(self._rest) - 3)
+        data = self._rest + piece
+        cut = max(_after_last(data, end, seen) for end in _ENDS)
+        if cut:
+            self.is_whole = True
+        elif not self.is_whole or len(data) > LONGEST_HELD:
+            self.is_whole, cut = False, len(data)
+        self._rest = data[cut:]
+        if cut and self._rest and len(self._rest) > LONGEST_HELD:
+            self.is_whole, self._rest = False, b""
+            return data
+        return data[:cut]
+
+    def end(self) -> bytes:
+        """The stream has ended in order: the rest of it."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def _after_last(data: bytes, end: bytes, start: int) -> int:
+    """The position after the last one; 0: there is none."""
+    at = data.rfind(end, start)
+    return 0 if at < 0 else at + len(end)
+
+
+def without_bom(piece: bytes) -> bytes:
+    """A byte order mark is one only at the beginning of a stream."""
+    return piece.removeprefix(_BOM)
+
+
+INTERVAL_S, LOOKUPS = 0.1, 100
+# A token that is made valid, such as that of a user who is active again, works after this time.
+REFUSED_FOR_S = 1.0
+MOST_ADDRESSES = MOST_REFUSED = 1000
+# Addresses beyond MOST_ADDRESSES share one limit.
+OTHERS = ""
+
+
+class UnknownTokens:
+    """Times are seconds of one clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        # When the look-ups of an address so far would all have been made one each INTERVAL_S.
+        self._due: dict[str, float] = {}
+        self._refused: dict[bytes, float] = {}
+
+    def is_refused(self, token: str, now: float) -> bool:
+        """Whether the same token was refused within REFUSED_FOR_S."""
+        return now < self._refused.get(_digest(token), 0.0)
+
+    def delay(self, address: str, now: float) -> float:
+        """Count a look-up; the seconds until it may be made, which are 0 if it may."""
+        key = self._key(address, now)
+        due = max(self._due.get(key, now), now)
+        delay = due + INTERVAL_S - (now + LOOKUPS * INTERVAL_S)
+        if delay > 1e-6:
+            return delay
+        self._due[key] = due + INTERVAL_S
+        return 0.0
+
+    def add(self, token: str, now: float) -> None:
+        """The token is invalid."""
+        if len(self._refused) >= MOST_REFUSED:
+            self._refused = {key: until for key, until in self._refused.items() if until > now}
+        if len(self._refused) < MOST_REFUSED:
+            self._refused[_digest(token)] = now + REFUSED_FOR_S
+
+    def give_back(self, address: str) -> None:
+        """The token was valid, so its look-up does not count."""
+        key = address if address in self._due else OTHERS
+        if key in self._due:
+            self._due[key] -= INTERVAL_S
+
+    def _key(self, address: str, now: float) -> str:
+        if address in self._due or len(self._due) < MOST_ADDRESSES:
+            return address
+        self._due = {key: due for key, due in self._due.items() if due > now}
+        return address if len(self._due) < MOST_ADDRESSES else OTHERS
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "replace")).digest()

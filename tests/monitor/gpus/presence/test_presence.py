@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import Health, ProcessReading
-from monitor.gpus.presence import policy as machine
-from monitor.gpus.presence import step as presence_step
-from monitor.gpus.presence.policy import TABLE, PresencePolicy, Sign
+from monitor.gpus import step as presence_step
+from monitor.gpus.policy import presence as machine
+from monitor.gpus.policy.presence import TABLE, PresencePolicy, Sign
 from monitor.gpus.snapshot import codec as snapshot_codec
 from monitor.models import LatestSnapshot
 from monitor.thresholds import rows as thresholds

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.execution.engines.facts import TaskState, Ticket
-from scheduler.execution.engines.policy import slurm_reasons, slurm_texts
+from scheduler.execution.engines.policy import slurm_texts
 from scheduler.execution.engines.slurm import options
 from scheduler.facts.blockers import Tier
 
@@ -218,7 +218,7 @@ def test_a_list_of_nodes_is_expanded(nodes: str, names: list[str]) -> None:
     ],
 )
 def test_each_reason_has_a_tier(reason: str, tier: Tier) -> None:
-    assert slurm_reasons.tier_of(reason) is tier
+    assert slurm_texts.tier_of(reason) is tier
 
 
 def test_what_an_operator_sets_comes_before_what_gpucoord_needs() -> None:

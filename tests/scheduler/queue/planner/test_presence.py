@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from monitor.facts.presence import OwnerReading, Presence
-from monitor.gpus.presence.policy import PresencePolicy
+from monitor.gpus.policy.presence import PresencePolicy
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement

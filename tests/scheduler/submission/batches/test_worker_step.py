@@ -22,9 +22,9 @@ from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches import policy as policy
+from scheduler.submission.batches import step as workers
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import BatchStep
-from scheduler.submission.batches.steps import workers
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid, snapshot
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from monitor.gpus.policy.health import HealthPolicy
-from monitor.gpus.presence.policy import PresencePolicy
+from monitor.gpus.policy.presence import PresencePolicy
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.constraints.policy import ConstraintPolicy
 from monitor.incidents.enforcement.policy import EnforcementPolicy
