@@ -11,7 +11,7 @@ from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.constraints.policy import ConstraintPolicy
-from monitor.incidents.enforcement.policy import EnforcementPolicy
+from monitor.incidents.policy.enforcement import EnforcementPolicy
 from monitor.incidents.policy.patterns import PatternPolicy
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
 from monitor.usage.policy.ranges import RetentionPolicy

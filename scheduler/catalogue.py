@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.disk.policy import DiskPolicy
-from scheduler.disk.rules import CleaningPolicy
+from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
 from scheduler.jobs.lifecycle.policy.retries import RetryPolicy

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.parsing import Parser
-from gpucoord_site.cli.sources.script_files import BadScript
+from gpucoord_site.cli.script_files import BadScript
 from gpucoord_site.cli.submit import named_values
 from monitor.facts import json_text
 

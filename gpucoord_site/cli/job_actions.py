@@ -21,7 +21,7 @@ from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client, Output
-    from gpucoord_site.cli.foreign_output import ForeignOutput
+    from gpucoord_site.cli.follow import ForeignOutput
 
 Json = dict[str, Any]
 REFUSED, TIMED_OUT, OURS = 1, 124, 125
@@ -233,7 +233,7 @@ def _log_as_json(client: Client, options: Namespace) -> int:
 
 def _foreign_output(client: Client, job_id: int) -> ForeignOutput | None:
     """Set if another user's output would reach this terminal; only operators can read it."""
-    from gpucoord_site.cli.foreign_output import ForeignOutput
+    from gpucoord_site.cli.follow import ForeignOutput
 
     if not sys.stdout.isatty() or client.job(job_id)["owner"] == client.quota()["name"]:
         return None

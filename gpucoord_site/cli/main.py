@@ -92,7 +92,7 @@ COMMANDS: Commands = {
     ),
     "user": (
         "add and invite users: gpucoord user add NAME",
-        "gpucoord_site.cli.operators.users:main",
+        "gpucoord_site.cli.users:main",
     ),
     "prompt": (
         "ask a language model: gpucoord prompt MODEL TEXT",
@@ -100,7 +100,7 @@ COMMANDS: Commands = {
     ),
     "models": (
         "list language models; start and unload them: gpucoord models boot MODEL",
-        "gpucoord_site.cli.operators.models:main",
+        "gpucoord_site.cli.models:main",
     ),
     "report": (
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
@@ -108,7 +108,7 @@ COMMANDS: Commands = {
     ),
     "clean": (
         "clean up full disks: gpucoord clean --dry-run",
-        "gpucoord_site.cli.operators.clean:main",
+        "gpucoord_site.cli.clean:main",
     ),
     "mcp": ("serve AI agents (Model Context Protocol)", "gpucoord_site.cli.mcp_server:main"),
     "lock": (
@@ -127,15 +127,15 @@ COMMANDS: Commands = {
     "join-token": ("make a token that lets a further host join", None),
     "backup": (
         "back up database, secret key and settings: gpucoord backup FILE.tar.gz",
-        "gpucoord_site.cli.operators.backup:backup",
+        "gpucoord_site.cli.backup:backup",
     ),
     "restore": (
         "put a backup in place: gpucoord restore FILE.tar.gz",
-        "gpucoord_site.cli.operators.backup:restore",
+        "gpucoord_site.cli.backup:restore",
     ),
     "move-database": (
         "copy all rows from SQLite to PostgreSQL, or back",
-        "gpucoord_site.cli.operators.backup:move",
+        "gpucoord_site.cli.backup:move",
     ),
     "completion": (
         "print the completion for a shell: gpucoord completion bash",

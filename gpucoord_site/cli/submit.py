@@ -17,11 +17,10 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, environment, local_login
+from gpucoord_site.cli import connection, environment, local_login, script_files
 from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured, storable
 from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
-from gpucoord_site.cli.sources import script_files
-from gpucoord_site.cli.sources.script_files import BadScript
+from gpucoord_site.cli.script_files import BadScript
 from gpucoord_site.cli.why import what_if_lines
 from monitor.facts.input_rules import escaped
 from scheduler.facts.field_types import MOMENT, Door, Group, JobField, Kind

@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet
 from monitor.facts.formats import in_utc
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.alerts.steps.owner_warnings import MailToOwner
-from monitor.incidents.enforcement.policy import AccusedProcess, Step, never
+from monitor.incidents.policy.enforcement import AccusedProcess, Step, never
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows.open import open_rows
 from monitor.journal.rows import audit, events

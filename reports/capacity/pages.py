@@ -23,7 +23,7 @@ from reports import tasks
 from reports.capacity import rows, step
 from reports.capacity.policy.demand import LEAST_DAYS
 from reports.capacity.policy.replay import MOST_OFF, deviation
-from reports.figures.policy.thresholds import ReportPolicy
+from reports.figures.policy.violations import ReportPolicy
 from scheduler.limits.quotas.policy.quotas import count
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

@@ -23,8 +23,14 @@ from reports.figures.policy import advice, jobs, people
 from reports.figures.policy import people as privacy
 from reports.figures.policy.ledger import Ledger
 from reports.figures.policy.occupancy import spans
-from reports.figures.policy.thresholds import COVERAGE_PCT, HIGH_PCT, SUSTAINED_PCT, ReportPolicy
-from reports.figures.policy.violations import Standards, judged
+from reports.figures.policy.violations import (
+    COVERAGE_PCT,
+    HIGH_PCT,
+    SUSTAINED_PCT,
+    ReportPolicy,
+    Standards,
+    judged,
+)
 from reports.figures.rows import sections, usage, work
 from reports.periods import policy as periods
 from reports.periods.facts import Period, Scope, ScopeKind

@@ -18,8 +18,7 @@ from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
-from scheduler.disk.policy import DiskPolicy
-from scheduler.disk.rules import CleaningPolicy
+from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun, WatchedDisk
 

@@ -13,7 +13,7 @@ from openpyxl import load_workbook
 from pypdf import PdfReader
 
 from gpucoord_site.cli import tables
-from gpucoord_site.cli.foreign_output import ForeignOutput
+from gpucoord_site.cli.follow import ForeignOutput
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report

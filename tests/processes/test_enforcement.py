@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.incidents.enforcement.policy import RUN_S
+from monitor.incidents.policy.enforcement import RUN_S
 from monitor.models import Incident, Message, PolicyValues, Response
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.runner import process_tree

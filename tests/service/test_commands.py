@@ -18,12 +18,20 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, submit, tables
-from gpucoord_site.cli.foreign_output import ForeignOutput
+from gpucoord_site.cli import (
+    connection,
+    environment,
+    gpus,
+    job_actions,
+    jobs,
+    script_files,
+    submit,
+    tables,
+)
+from gpucoord_site.cli.follow import ForeignOutput
+from gpucoord_site.cli.script_files import BadScript
 from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.shell_job import notebook
-from gpucoord_site.cli.sources import script_files
-from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent

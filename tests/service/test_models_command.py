@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpucoord_site.cli.operators import models
+from gpucoord_site.cli import models
 
 INSTANCE = {"state": "ready", "gpus": [0, 3], "in_flight": 2, "started_boot": "2026-03-02T12:00Z"}
 MODEL: dict[str, Any] = {

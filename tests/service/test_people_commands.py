@@ -12,8 +12,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from gpucoord_site.cli import quota
-from gpucoord_site.cli.operators import users
+from gpucoord_site.cli import quota, users
 from monitor.models import AuditEntry
 from monitor.owners.accounts.rows import os_accounts
 from scheduler.models import Quota

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 
 from monitor.facts.formats import GIB
 from monitor.incidents import facts as rules
-from monitor.incidents.enforcement.policy import TITLES, Step
+from monitor.incidents.policy.enforcement import TITLES, Step
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.rules.cpu import CPU_PCT
 from monitor.incidents.rules.memory import HOG_PCT

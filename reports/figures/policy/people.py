@@ -24,7 +24,7 @@ from reports.figures.facts import (
 )
 from reports.figures.policy.accounting import Split
 from reports.figures.policy.ledger import GpuSums, Ledger, OwnerSums
-from reports.figures.policy.thresholds import ReportPolicy
+from reports.figures.policy.violations import ReportPolicy
 
 HOUR_S, KWH_J = 3600, 3.6e6
 

@@ -5,6 +5,8 @@ held more of the machine than the entitlement, and a job of another user waited 
 there. The owner must also be above the entitlement over the whole period, and have caused a wait of
 15 minutes. All other heavy use is listed on its own, without blame. Jobs within their claim are
 never listed, and exempt users, programs and containers are not either.
+
+Thresholds of reports: what counts as a violation, and prices.
 """
 
 from __future__ import annotations
@@ -13,16 +15,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monitor.facts.readings import ProcessReading
+from monitor.facts.thresholds import threshold
 from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt, is_exempt_from
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from reports.figures.facts import Violation
 from reports.figures.policy.ledger import ProcessSums, UseFact
-from reports.figures.policy.thresholds import (
-    COVERAGE_PCT,
-    HIGH_PCT,
-    SUSTAINED_PCT,
-    VIOLATION_HOURS,
-)
+
+# %: use that was measured less is not judged.
+COVERAGE_PCT = 80.0
+# %: high use of a GPU by a process outside the queue, and sustained use, which counts if most of
+# the hours are not above the high use. Shorter use than these hours is not listed.
+HIGH_PCT, SUSTAINED_PCT, VIOLATION_HOURS = 90.0, 80.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPolicy:
+    """Fair-share reports: energy and costs."""
+
+    # fmt: off
+    price_per_kwh: float = threshold(0.0, "Price per kWh", ge=0, le=100,
+        help="0: energy costs are not shown.")
+    price_per_gpu_hour: float = threshold(0.0, "Price per GPU-hour", ge=0, le=10_000,
+        help="0: costs of GPU time are not shown.")
+    carbon_g_per_kwh: float = threshold(0.0, "Grid intensity (g CO2 per kWh)", unit="g",
+        ge=0, le=5000, help="0: emissions are not shown.")
+    currency: str = threshold("EUR", "Currency", "Shown beside prices.")
+    # fmt: on
+
 
 HOUR_S = 3600
 # Of the period.

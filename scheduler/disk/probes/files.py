@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scheduler.disk.facts import CleanResult, FileEntry
-from scheduler.disk.rules import DATABASE_ENDINGS
+from scheduler.disk.policy import DATABASE_ENDINGS
 
 DEEPEST, MOST_FILES = 24, 200_000
 PIECE = 1024 * 1024

@@ -12,7 +12,8 @@ from pathlib import Path
 from django.db import transaction
 
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows, rules
+from scheduler.disk import policy as rules
+from scheduler.disk import rows
 from scheduler.disk.facts import (
     Candidate,
     CleanResult,
@@ -22,10 +23,9 @@ from scheduler.disk.facts import (
     FileEntry,
     WatchedFolder,
 )
-from scheduler.disk.policy import DiskPolicy
+from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.disk.probes import files as file_probe
 from scheduler.disk.probes import space
-from scheduler.disk.rules import CleaningPolicy
 from scheduler.disk.steps.watch import watched_folders
 from scheduler.models import CleaningRun
 from scheduler.runner import accounts, copying

@@ -27,7 +27,7 @@ from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS, ModelField
-from scheduler.language_models.model_services.policy.prediction import Prediction
+from scheduler.language_models.model_services.policy.lifecycle import Prediction
 from scheduler.language_models.model_services.rows import demand
 from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.steps import dry_run

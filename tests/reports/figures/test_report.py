@@ -16,8 +16,7 @@ from monitor.owners.looks.rows import look_of
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
 from reports.figures.policy import people
-from reports.figures.policy.thresholds import ReportPolicy
-from reports.figures.policy.violations import line, use_line
+from reports.figures.policy.violations import ReportPolicy, line, use_line
 from reports.figures.rows import sections
 from reports.periods import policy as periods
 from reports.render import charts

@@ -15,8 +15,7 @@ import pytest
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from reports.figures.policy.jobs import JobWait, Waiting
 from reports.figures.policy.ledger import GpuPart, Ledger, Step, UseFact, UsePart
-from reports.figures.policy.thresholds import HIGH_PCT, SUSTAINED_PCT
-from reports.figures.policy.violations import HOUR_S, Standards, judged
+from reports.figures.policy.violations import HIGH_PCT, HOUR_S, SUSTAINED_PCT, Standards, judged
 
 USERS, WEEK_H = 40, 7 * 24
 ENTITLED_PCT = 30.0

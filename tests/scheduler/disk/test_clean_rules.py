@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler.disk.facts import CleanRoot, CleanRule, DiskSpace, FileEntry
-from scheduler.disk.rules import CleaningPolicy, candidates, needed
+from scheduler.disk.policy import CleaningPolicy, candidates, needed
 from tests.builders import GIB, NOW
 
 LOGS = CleanRoot("/data/jobs", CleanRule.LOG, of_jobs=True)

@@ -15,7 +15,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.cli.operators import clean as command
+from gpucoord_site.cli import clean as command
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds

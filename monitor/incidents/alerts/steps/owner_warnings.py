@@ -11,8 +11,8 @@ from django.db.models import F
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.alerts.rows import how_to_answer, link, owner_summary
 from monitor.incidents.alerts.steps import writer as alert_writer
-from monitor.incidents.enforcement.policy import TO_COME, Step
 from monitor.incidents.facts import title
+from monitor.incidents.policy.enforcement import TO_COME, Step
 from monitor.models import Channel, Incident, Message
 from monitor.thresholds import rows as thresholds
 

@@ -11,8 +11,9 @@ from django.db.models import Q, QuerySet
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.incidents.alerts.steps import owner_warnings
-from monitor.incidents.enforcement import policy as enforcement_plan
-from monitor.incidents.enforcement.policy import (
+from monitor.incidents.facts import CPU_HOG
+from monitor.incidents.policy import enforcement as enforcement_plan
+from monitor.incidents.policy.enforcement import (
     CPU_CORES,
     DID,
     NICE,
@@ -28,7 +29,6 @@ from monitor.incidents.enforcement.policy import (
     Step,
     StepRecord,
 )
-from monitor.incidents.facts import CPU_HOG
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response

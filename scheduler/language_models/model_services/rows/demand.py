@@ -13,8 +13,12 @@ from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.facts.prompts import Instance, PromptStatus
-from scheduler.language_models.model_services.policy.lifecycle import DEMAND_FOR
-from scheduler.language_models.model_services.policy.prediction import Demand, Prediction, predict
+from scheduler.language_models.model_services.policy.lifecycle import (
+    DEMAND_FOR,
+    Demand,
+    Prediction,
+    predict,
+)
 from scheduler.language_models.model_services.rows.services import WEEKS, expected_boot_s
 from scheduler.language_models.prompts import policy
 from scheduler.models import Job, ModelInstance, ModelService, ModelUse, Prompt

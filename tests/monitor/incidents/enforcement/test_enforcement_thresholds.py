@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.incidents.enforcement.policy import (
+from monitor.incidents.policy.enforcement import (
     WARNINGS,
     AccusedProcess,
     EnforcementCase,

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from scheduler.language_models.model_services.policy.prediction import Demand, predict
+from scheduler.language_models.model_services.policy.lifecycle import Demand, predict
 from scheduler.language_models.model_services.rows import demand
 from scheduler.models import ModelHour, ModelInstance, ModelService
 from tests.builders import NOW

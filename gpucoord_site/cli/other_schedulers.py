@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpucoord_site.cli.sources.script_files import BadScript
+from gpucoord_site.cli.script_files import BadScript
 from scheduler.facts.units import parse_duration
 
 # Parts of options that several schedulers write alike.

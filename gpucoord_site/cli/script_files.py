@@ -226,7 +226,7 @@ def _options(text: str, path: Path) -> tuple[list[str], list[str]]:
     options, remarks = list[str](), list[str]()
     for number, (mark, words) in foreign.items():
         # Few scripts need it.
-        from gpucoord_site.cli.sources import other_schedulers
+        from gpucoord_site.cli import other_schedulers
 
         where = f"{path}, line {number}"
         made = other_schedulers.translated(mark, _words(words, path, number), where)
