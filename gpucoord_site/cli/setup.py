@@ -139,7 +139,7 @@ PARSERS = {"setup": parser}
 
 # The steps of `gpucoord setup`: what each one changes, whether it is done, and how it is done.
 
-UNIT = Path(__file__).resolve().parents[2] / "deploy" / "gpucoord.service"
+UNIT = Path(__file__).resolve().parents[1] / "deploy" / "gpucoord.service"
 # The program in the shipped unit.
 SHIPPED_PROGRAM = "/opt/gpucoord/bin/gpucoord"
 COMMAND_S = 120.0
