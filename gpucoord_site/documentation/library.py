@@ -9,10 +9,13 @@ from functools import cache
 from html import escape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
+from typing import TYPE_CHECKING
 
 from django.http import HttpRequest
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # In the wheel the package has a copy of the folder.
@@ -206,6 +209,8 @@ def _sections_of(name: str) -> Iterator[Section]:
 @cache
 def _markdown() -> MarkdownIt:
     """CommonMark with tables. HTML in a source is shown as text."""
+    from markdown_it import MarkdownIt
+
     made = MarkdownIt("commonmark", {"html": False}).enable("table")
     # A wide table scrolls in its box, by the keyboard too.
     box = '<div class="table-wrap" tabindex="0"><table class="table">'

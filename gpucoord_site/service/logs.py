@@ -8,12 +8,16 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
-
+from gpucoord_site.service.slim_imports import imported_without
 from monitor.facts.input_rules import escaped, escaped_json, escaped_lines
+
+with imported_without("rich", "greenlet", "twisted"):
+    import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 SECRET_KEYS = re.compile(r"passw|secret|token|authorization|cookie|api_?key|database_url", re.I)
 # user:PASSWORD@host of an address, and the token of a header, wherever they stand in a text.

@@ -11,13 +11,18 @@ import logging
 import socket
 from collections.abc import Callable
 
-from daphne.server import Server
-from twisted.internet import reactor
-from twisted.logger import STDLibLogObserver, globalLogPublisher
-
 from gpucoord_site.asgi import application
-from gpucoord_site.http.transport import LimitedFactory
+from gpucoord_site.service.slim_imports import imported_without
 from monitor.pages.live.hub import hub
+
+# TLS is a matter of the reverse proxy.
+with imported_without("OpenSSL"):
+    from daphne.server import Server
+    from twisted.internet import reactor
+    from twisted.logger import STDLibLogObserver, globalLogPublisher
+
+    from gpucoord_site.http.transport import LimitedFactory
+
 
 logger = logging.getLogger(__name__)
 # Bytes that may be received; a page sends acknowledgements only. The limit for whole messages

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import TYPE_CHECKING
 
-from cryptography.fernet import Fernet, InvalidToken
 from django.conf import settings
 
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.wording import IncidentSummary, to_owner
 from monitor.models import Incident
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
 
 
 def owner_summary(incident: Incident) -> IncidentSummary:
@@ -60,6 +63,8 @@ def encrypt(text: str) -> str:
 
 def decrypt(encrypted: str) -> str | None:
     """None if the text was encrypted under another secret key, such as another host's."""
+    from cryptography.fernet import InvalidToken
+
     try:
         return _cipher().decrypt(encrypted.encode()).decode()
     except InvalidToken:
@@ -68,5 +73,8 @@ def decrypt(encrypted: str) -> str | None:
 
 def _cipher() -> Fernet:
     """The key is derived from the secret key and used for nothing else."""
+    # 7 MB of each process that sends no alert.
+    from cryptography.fernet import Fernet
+
     digest = hashlib.sha256(b"gpucoord channel:" + settings.SECRET_KEY.encode()).digest()
     return Fernet(base64.urlsafe_b64encode(digest))

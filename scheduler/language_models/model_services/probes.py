@@ -7,8 +7,6 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import httpx
-
 from monitor.owners.identity.probes.listeners import listener_uids
 from scheduler.runner import accounts
 
@@ -45,6 +43,9 @@ def uid_of(account: str, run_as: str) -> int | None:
 
 def answers(url: str, timeout_s: float = TIMEOUT_S) -> bool:
     """Whether a GET of the address answers with a status below 400."""
+    # 5 MB of a process that runs no model.
+    import httpx
+
     try:
         # Neither a proxy nor a password file of the service's environment.
         with (
@@ -58,6 +59,8 @@ def answers(url: str, timeout_s: float = TIMEOUT_S) -> bool:
 
 def does(url: str, timeout_s: float = CALL_S) -> bool:
     """Whether the server did what a POST to the address asks for."""
+    import httpx
+
     try:
         with httpx.Client(timeout=timeout_s, trust_env=False) as client:
             return client.post(url).status_code < 400

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from monitor.facts import json_text
 from monitor.owners.identity.probes import homes
 
@@ -95,6 +93,9 @@ class ContainerRuntimes:
             self._requested.discard(container_id)
 
     def _ask(self, container_id: str) -> ContainerLabels:
+        # 5 MB of a process that sees no container.
+        import httpx
+
         for socket in self._sockets:
             try:
                 answer = inspect(socket, container_id)
@@ -110,6 +111,8 @@ def inspect(socket: Path, container_id: str) -> Mapping[str, Any] | None:
 
     Raises HTTPError, OSError or ValueError.
     """
+    import httpx
+
     transport = httpx.HTTPTransport(uds=str(socket))
     with (
         httpx.Client(transport=transport, timeout=TIMEOUT_S, trust_env=False) as client,
