@@ -37,7 +37,7 @@ def backup(config: Config, target: Path, *, replace: bool = False) -> str:
     kind = _kind(options)
     with tempfile.TemporaryDirectory(prefix=".gpucoord-backup-", dir=target.parent) as folder:
         copy = Path(folder) / DATABASES[kind]
-        applied = _dump(config, options, copy)
+        applied = _dump(options, copy)
         files = {DATABASES[kind]: copy, SECRET_KEY: config.data / "secret_key"}
         if (settings := config_file()) is not None:
             files[SETTINGS] = settings
@@ -65,7 +65,7 @@ def _check_target(target: Path, *, replace: bool) -> None:
         raise BackupError(f"This account may not write to {target.parent}.")
 
 
-def _dump(config: Config, options: dict[str, Any], copy: Path) -> list[str]:
+def _dump(options: dict[str, Any], copy: Path) -> list[str]:
     """Copy the database; returns its migrations."""
     if _kind(options) == "postgresql":
         postgres.dump(options, copy)

@@ -275,10 +275,10 @@ def seed_idle_work(users: Mapping[str, User], home: Path, now: datetime) -> None
         signals={"data_age_hours": signal(20, 1)},
         created_by="admin",
     )
-    _seed_choices(now)
+    _seed_choices()
 
 
-def _seed_choices(now: datetime) -> None:
+def _seed_choices() -> None:
     """Some jobs of the past two hours came from the templates."""
     templates = list(IdleTemplate.objects.select_related("account").order_by("name"))
     for_gpus = [row for row in templates if rows.gpus_of(row.request)]

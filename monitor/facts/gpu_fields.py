@@ -47,11 +47,6 @@ class Meter:
     in_row: bool = False
     word: str = ""
 
-    @property
-    def is_scale(self) -> bool:
-        """Whether the top is no figure of the GPU."""
-        return not isinstance(self.top, str)
-
     def top_of(self, gpu: object) -> float | None:
         """In the unit of the reading; None = unknown."""
         return getattr(gpu, self.top) if isinstance(self.top, str) else self.top

@@ -20,8 +20,7 @@ from monitor.api import InvalidInput, Moment
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from scheduler.dispatch.steps import advice as job_advice
-from scheduler.dispatch.steps import preview
-from scheduler.dispatch.steps import yields as yields
+from scheduler.dispatch.steps import preview, yields
 from scheduler.execution.hosts.pages import LOG_ANSWER, log_piece
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState

@@ -13,7 +13,7 @@ from monitor.runtime.probes.process_identity import boot_id, is_alive
 from scheduler.runner import files, process_tree
 from scheduler.runner.confine import confinement
 from scheduler.runner.spec import Claimed, Result, Spec, Started
-from scheduler.runner.yield_files import YieldRequestFile as YieldRequestFile
+from scheduler.runner.yield_files import YieldRequestFile
 
 
 class _Reported(Protocol):

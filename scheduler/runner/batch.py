@@ -22,6 +22,7 @@ from typing import NoReturn
 from scheduler.runner import attempt_files, files, process_tree
 from scheduler.runner.guardian import PR_SET_CHILD_SUBREAPER, RunnerState, fork_runner
 from scheduler.runner.run import EngineEnvironment, detach, run, take_over
+from scheduler.runner.yield_files import YieldRequestFile
 
 # Variables by which Slurm says which GPUs the job has; everything of Slurm itself is passed on too.
 OF_ENGINE = (
@@ -102,7 +103,7 @@ def _wait(folder: Path, nonce: str, grace_s: float) -> None:
                 left = process_tree.descendants(os.getpid())
                 process_tree.signal_all(left, signal.SIGKILL)
         elif heard.si_signo == signal.SIGUSR1:
-            request = attempt_files.read(folder, nonce) or attempt_files.YieldRequestFile(
+            request = attempt_files.read(folder, nonce) or YieldRequestFile(
                 YIELD_TEXT, time.time() + grace_s
             )
             attempt_files.request_yield(folder, observed, nonce, request)

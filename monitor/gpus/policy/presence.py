@@ -89,7 +89,7 @@ def learned(
     levels = _levels(others, policy)
     by_program = {resident.program: resident for resident in before or ()}
     updated = [
-        _resident(by_program.get(program), program, held, before is None, policy, now)
+        _resident(by_program.get(program), program, held, before is None, now)
         for program, held in levels.items()
     ]
     away = [
@@ -143,7 +143,6 @@ def _resident(
     program: str,
     held: int,
     first: bool,
-    policy: PresencePolicy,
     now: datetime,
 ) -> BaselineProcess:
     if old is None:

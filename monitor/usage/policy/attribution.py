@@ -95,7 +95,7 @@ def judge(
             attribution.busy_s[only] = evidence.device_s
             attribution.source[only] = UseSource.DEVICE
     _stay_within_device(attribution, gone, evidence, passed_s)
-    attribution.ended = list(_endings(gpu_uuid, attribution, gone, listed, evidence))
+    attribution.ended = list(_endings(gpu_uuid, attribution, gone, evidence))
     return attribution
 
 
@@ -223,7 +223,6 @@ def _endings(
     gpu_uuid: str,
     attribution: Attribution,
     gone: Mapping[int, float],
-    listed: Collection[int],
     evidence: Evidence,
 ) -> Iterator[EndedProcess]:
     accounts = evidence.accounts or {}

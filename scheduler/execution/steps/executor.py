@@ -32,6 +32,7 @@ from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
 from scheduler.runner.accounts import MissingAccount, UnknownAccount
 from scheduler.runner.attempt_files import AttemptFiles
+from scheduler.runner.yield_files import YieldRequestFile
 
 START_RETRY_S = 2.0
 TAIL_BYTES = 16_384
@@ -241,7 +242,7 @@ class Executor:
     def _ask_to_yield(self, view: AttemptView) -> None:
         """Repeated at each step; for the runner this is idempotent."""
         attempt, row = view.attempt, view.attempt.yield_request
-        request = attempt_files.YieldRequestFile(row.text, row.deadline.timestamp())
+        request = YieldRequestFile(row.text, row.deadline.timestamp())
         ref, folder = self._ref(attempt), self._specs.folder(attempt)
         is_written = attempt_files.write_request(folder, view.files, attempt.nonce, request)
         if not is_written or self._engine.ask_to_yield(ref):

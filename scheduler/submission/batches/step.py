@@ -78,7 +78,7 @@ def advance(
     problem = worker_rows.follow(batch, crew, host)
     for left in worker_rows.without_workers(crew, host):
         changed += worker_rows.take_back(batch, left)
-    worker_rows.align(batch, crew, reserved(batch, run))
+    worker_rows.align(crew, reserved(batch, run))
     can_load = batch.failed_boots < policy.MOST_FAILED_BOOTS
     if not can_load and not worker_rows.have_started(batch):
         worker_rows.give_up(batch, problem or policy.NEVER_LOADED, now)

@@ -25,7 +25,7 @@ from scheduler.facts.jobs import JobState, NewJob, Outcome, read_result
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, Job
-from scheduler.submission.batches import policy as policy
+from scheduler.submission.batches import policy
 from scheduler.submission.batches.rows import batches as rows
 
 TOO_LARGE = f"The result is larger than {LARGEST_ITEM_RESULT} bytes; let the worker write a file."
@@ -245,7 +245,7 @@ def cancel_waiting(batch: Batch, now: datetime) -> None:
         changes.cancel(jobs, audit.GPUCOORD, now)
 
 
-def align(batch: Batch, workers: Crew, exclusive: int | None) -> None:
+def align(workers: Crew, exclusive: int | None) -> None:
     """Let waiting workers use the GPUs that the batch has now."""
     wrong = [
         job.pk
