@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from monitor.facts import formats
 from monitor.facts.accounts import submitter
 from monitor.incidents.pages import evidence
-from monitor.models import Channel, Incident, Message, Pattern
+from monitor.models import Channel, Incident, Message, Pattern, Response
 from monitor.owners.identity.policy import Viewer
 from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
@@ -381,8 +381,17 @@ def _local(moment: datetime) -> datetime:
 
 @register.inclusion_tag("monitor/_responses.html", takes_context=True)
 def responses(context: template.Context, incident: Incident, viewer: Viewer) -> dict[str, Any]:
-    """A card with the enforcement steps and mails; empty if there are none."""
-    return {"lines": evidence.response_lines(incident, viewer), "now": context["now"]}
+    """A card with the enforcement steps and mails; empty if there are none.
+
+    It looks again soon while a step is planned, such as the signal that an operator requested.
+    """
+    lines = evidence.response_lines(incident, viewer)
+    return {
+        "lines": lines,
+        "is_due": any(line.state == Response.State.PLANNED for line in lines),
+        "now": context["now"],
+        "request": context["request"],
+    }
 
 
 @register.inclusion_tag("monitor/_channels.html", takes_context=True)

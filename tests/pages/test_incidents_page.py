@@ -385,6 +385,18 @@ def test_an_operator_ends_the_process_that_the_page_names(
     assert (response.step, response.state, response.by) == ("terminate", "planned", "root")
 
 
+@pytest.mark.parametrize(("state", "looks_again"), [("planned", True), ("done", False)])
+def test_the_page_looks_again_until_the_signal_is_sent(
+    state: str, looks_again: bool, root: User, as_user: AsUser
+) -> None:
+    row = made()
+    Response.objects.create(
+        incident=row, step="terminate", is_dry_run=False, state=state, at=timezone.now(), by="root"
+    )
+    page = get(as_user(root), f"/incidents/{row.pk}/")
+    assert ('hx-select-oob="#ending:outerMorph"' in page) is looks_again
+
+
 def test_after_sigterm_the_page_offers_sigkill(root: User, as_user: AsUser) -> None:
     use = process_use(Gpu.objects.get(uuid=gpu_uuid(0)), timezone.now(), uid=1001)
     row = made(use=use)

@@ -66,7 +66,7 @@ def rows_of_extensions(owner: User) -> int:
     from monitor.facts.gpu_states import GpuState
     from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import Claim
-    from scheduler.models import Batch, BatchItem, Job
+    from scheduler.models import Batch, BatchItem, Job, ModelService
     from tests.builders import gpu, gpu_uuid, snapshot
 
     now = timezone.now()
@@ -86,6 +86,7 @@ def rows_of_extensions(owner: User) -> int:
         task="qwen2.5:7b",
         from_at=now,
     )
+    ModelService.objects.create(name="qwen2.5:7b", argv=["true"])
     batch = Batch.objects.create(owner=owner, name="batch", total_items=1, created_at=now)
     BatchItem.objects.create(batch=batch, index=0, input="a", job=item)
     return int(item.pk)
