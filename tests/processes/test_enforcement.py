@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
 
 from monitor.incidents.policy.enforcement import RUN_S
 from monitor.models import Incident, Message, PolicyValues, Response
@@ -19,6 +22,7 @@ from scheduler.runner.enforce import priorities
 from scheduler.runner.enforce.actions import ProcessControl, Target
 from tests.builders import NOW, process, snapshot
 from tests.monitor.alerts_made import channel, incident, later
+from tests.monitor.past import process_use
 from tests.processes.service import wait_until
 from tests.processes.test_enforcing import is_stopped, paced
 
@@ -90,3 +94,41 @@ def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_close
     assert not is_stopped(target)
     states = dict(Response.objects.values_list("step", "state"))
     assert states == {"warn": "done", "renice": "undone", "freeze": "undone"}
+
+
+@pytest.fixture
+def stubborn() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a person that ignores SIGTERM."""
+    ignores = ["/bin/sh", "-c", 'trap "" TERM; echo ready; while :; do sleep 1; done']
+    with subprocess.Popen(ignores, user=PERSON, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child
+        child.kill()
+
+
+def test_an_operator_ends_it_by_the_page_of_the_incident_and_kills_it_if_it_stays(
+    root: User,
+    as_user: Callable[[User], Client],
+    stubborn: subprocess.Popen[bytes],
+    tmp_path: Path,
+) -> None:
+    pid, ticks = stubborn.pid, process_tree.start_ticks_of(stubborn.pid)
+    row = incident(pid=pid, start_ticks=ticks, program="sh")
+    row.use = process_use(row.gpu, NOW, uid=PERSON)  # type: ignore[arg-type]
+    row.save()
+    path, browser = f"/incidents/{row.pk}/", as_user(root)
+    holder = process(pid, start_ticks=ticks, uid=PERSON, program="sh")
+    part = Enforcement("gpubox", ProcessControl(tmp_path / "pacing"))
+
+    def press(verb: str, value: str) -> None:
+        assert verb in browser.get(path).content.decode()
+        browser.post(f"{path}end/", {"pid": pid, "start_ticks": ticks, "signal": value})
+        for second in range(2):
+            at = timezone.now() + timedelta(seconds=second)
+            part.judge(snapshot(1, [holder], at=at), at)
+
+    press("Send SIGTERM", "terminate")
+    assert stubborn.poll() is None
+    press("Send SIGKILL", "kill")
+    assert stubborn.wait(5) == -signal.SIGKILL
