@@ -9,6 +9,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.models import User
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -50,6 +51,13 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        for each in MODEL_FIELDS:
+            if "le" in each.limits:
+                least, most = each.limits["ge"], each.limits["le"]
+                self.fields[each.column].validators += [
+                    MinValueValidator(least),
+                    MaxValueValidator(most),
+                ]
         if self.instance.pk:
             self.initial["command"] = shlex.join(self.instance.argv)
             self.initial["aliases"] = " ".join(self.instance.aliases)

@@ -114,14 +114,29 @@ def test_a_change_is_checked_only_where_it_changes_the_request(operator: Client)
 
 @pytest.mark.usefixtures("two_gpus")
 def test_the_admin_refuses_it_at_the_same_field(operator: Client) -> None:
-    values = NEW | {
-        "health_path": "/health", "gpus": 1, "memory_mib": 100 * 1024, "min_instances": 0,
-        "max_instances": 1, "concurrency": 4, "min_residency_s": 60, "boot_timeout_s": 600,
-        "role": "worker_or_script", "enabled": "on", "prediction": "off",
-    }  # fmt: skip
-
-    answer = operator.post("/admin/scheduler/modelservice/add/", values)
+    answer = filled_in(operator, memory_mib=100 * 1024)
 
     assert "the largest GPU here has 80 GiB" in answer.context["errors"].as_text()
     assert list(answer.context["adminform"].form.errors) == ["memory_mib"]
     assert not ModelService.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("gpus", 65), ("max_instances", 65), ("concurrency", 4097)]
+)
+def test_the_admin_has_the_limits_of_rest(operator: Client, column: str, value: int) -> None:
+    answer = filled_in(operator, **{column: value})
+
+    assert list(answer.context["adminform"].form.errors) == [column]
+    assert declare(operator, **{column: value}).status_code == 422
+    assert not ModelService.objects.exists()
+
+
+def filled_in(client: Client, **values: Any) -> Any:
+    """The answer to the form of the admin."""
+    filled = NEW | {
+        "health_path": "/health", "gpus": 1, "min_instances": 0,
+        "max_instances": 1, "concurrency": 4, "min_residency_s": 60, "boot_timeout_s": 600,
+        "role": "worker_or_script", "enabled": "on", "prediction": "off",
+    }  # fmt: skip
+    return client.post("/admin/scheduler/modelservice/add/", filled | values)
