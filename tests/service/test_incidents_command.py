@@ -11,7 +11,7 @@ from gpucoord_site.cli import incidents
 SINCE = "2026-03-02T12:00:00Z"
 INCIDENT: dict[str, Any] = {
     "id": 7,
-    "text": "python (PID 12, dana) at 95 % on GPU 4",
+    "headline": "python (PID 12, dana) at 95 % on GPU 4",
     "since": SINCE,
     "closed_at": None,
     "host": "box",

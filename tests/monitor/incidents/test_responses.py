@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from django.template import Context, Template
+from django.test import RequestFactory
 
 from monitor.incidents.pages import evidence
 from monitor.models import Message, Response
@@ -36,7 +37,8 @@ def test_steps_and_mails_stand_in_the_order_of_time() -> None:
 def test_the_card_is_there_only_when_something_was_done() -> None:
     found = incident()
     template = Template("{% load monitor_tags %}{% responses incident viewer %}")
-    context = Context({"incident": found, "viewer": BOB, "now": later(1)})
+    request = RequestFactory().get("/incidents/1/")
+    context = Context({"incident": found, "viewer": BOB, "now": later(1), "request": request})
     assert "<section" not in template.render(context)
 
     Response.objects.create(
