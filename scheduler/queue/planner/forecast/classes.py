@@ -62,7 +62,8 @@ Entry = tuple[Place, int, int, int, JobClass]
 class Queue:
     """The jobs at the beginning of simulations: placed, waiting by class, held by own blockers.
 
-    ids: of the jobs that wait, and not of those that are coming.
+    ids, scripts: of the jobs that wait, and how many of them need GPUs, without those that are
+    coming.
     boundaries: the times at which time windows begin, end, or make jobs leave.
     """
 
@@ -72,6 +73,7 @@ class Queue:
         self.owners = {job.owner for job in jobs}
         waiting = [job for job in jobs if job.id not in uuids and not made.is_final(job)]
         self.ids = {job.id for job in waiting}
+        self.scripts = sum(bool(job.requirement.gpus) for job in waiting)
         self.held = [job for job in waiting if job.waits]
         apart = {job.id for job in made.ahead.values()} | set(made.beneficiaries)
         classes: dict[tuple[int, int | None], list[QueuedJob]] = defaultdict(list)

@@ -111,6 +111,7 @@ class Simulation:
         # Jobs that have not started.
         self._missing = set(queue.ids)
         self._coming = {job.id for job in slots.coming}
+        self._scripts = queue.scripts
         self._boundaries = queue.boundaries
         self._numbers = count()
         self._followers: dict[int, list[tuple[QueuedJob, set[int], datetime]]] = defaultdict(list)
@@ -383,6 +384,9 @@ class Simulation:
             return
         gpus = [gpu for gpu in self._pool.gpus if gpu.gpu_uuid not in self._slots.reserved]
         waiting = sum(self._jobs.gpu_jobs.values())
+        if self._coming:
+            # Items become jobs as others start, so no more of them wait at a time.
+            waiting = min(waiting, self._scripts)
         jobs, could_fit = list(lacking), self._could_fit
         leaving = models.decide(waiting, jobs, gpus, could_fit, self._now, self._evicted)
         if leaving is None:

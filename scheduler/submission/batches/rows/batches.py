@@ -41,6 +41,8 @@ LONGEST_ERROR = 1000
 CHUNK = 1000
 # Jobs of forecasts that stand for all queued items. More would only make forecasts slow.
 MOST_COMING = 200
+# Their numbers, above those of all jobs.
+FIRST_COMING = 2**61
 GONE = "The record of its job was removed."
 
 
@@ -281,7 +283,7 @@ def coming_jobs(queue: Iterable[QueuedJob]) -> tuple[QueuedJob, ...]:
         for _, total, completed, failed, made, like in rows
         if like in by_id and total > completed + failed + made
     ]
-    numbers = count(-1, -1)
+    numbers = count(FIRST_COMING)
     each = max(1, MOST_COMING // max(1, len(waiting)))
     coming = (policy.coming(like, left, each, numbers) for like, left in waiting)
     return tuple(islice(chain.from_iterable(coming), MOST_COMING))

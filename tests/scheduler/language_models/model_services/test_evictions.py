@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,9 +12,10 @@ from django.contrib.auth.models import User
 
 from monitor.models import Claim, Event, Gpu, ProcessUse
 from scheduler.dispatch.steps import preview
-from scheduler.facts.jobs import Outcome
+from scheduler.facts.jobs import Outcome, QueuedJob
 from scheduler.language_models.model_services.rows import services as rows
 from scheduler.models import GpuHold, Job, ModelInstance, ModelService
+from scheduler.submission.batches.rows import batches as batch_rows
 from tests.builders import GIB
 from tests.monitor.past import process_use
 from tests.scheduler.language_models.model_services.model_box import (
@@ -110,6 +113,21 @@ def test_the_forecast_knows_when_a_model_leaves_for_jobs(alice: User) -> None:
     left = _expected(first, box)
     assert left is not None
     assert timedelta() < left - box.now <= timedelta(seconds=15)
+
+
+def test_items_that_are_no_jobs_yet_evict_no_model_in_a_forecast(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box()
+    load(box).service.boots.update(boot_s=1e6)
+    first, *_ = scripts(alice, 5, box.now)
+    box.step()
+
+    def coming_jobs(queue: Sequence[QueuedJob]) -> tuple[QueuedJob, ...]:
+        return tuple(replace(queue[0], id=2**61 + n) for n in range(20))
+
+    monkeypatch.setattr(batch_rows, "coming_jobs", coming_jobs)
+    assert _expected(first, box) is None
 
 
 def test_a_model_without_sense_stops_no_forecast_and_no_eviction(alice: User) -> None:

@@ -94,7 +94,7 @@ def test_the_jobs_that_stand_for_queued_items_take_as_long_as_these(items: int, 
     each = RunTime(timedelta(seconds=5), timedelta(seconds=7))
     like = queued_job(7, expected=each)
 
-    jobs = coming(like, items, most, count(-1, -1))
+    jobs = coming(like, items, most, count(8))
 
     assert len(jobs) == min(items, most)
     assert sum((job.expected.p50 for job in jobs if job.expected), timedelta()) == items * each.p50
