@@ -43,7 +43,7 @@ def test_a_bar_moves_with_its_figure(open_page: Open) -> None:
     pairs = page.evaluate(
         """() => [...document.querySelectorAll('.b-row')].map((row) => [
             Number(row.querySelector("b[data-v='0']").textContent),
-            Number(row.querySelector("svg[data-v='0'] rect")?.getAttribute("width"))])
+            parseFloat(row.querySelector("svg[data-v='0'] rect")?.getAttribute("width"))])
             .filter(([figure]) => !Number.isNaN(figure))"""
     )
 

@@ -166,9 +166,13 @@ class ModelStand:
             return False
 
     def restart_endpoint(self) -> None:
-        """A new process knows nothing of users from before."""
+        """A new process knows nothing of users from before.
+
+        The old one may have written the use of clients that left in the test before.
+        """
         if self.endpoint is not None:
             self.kill_endpoint()
+        self.sql("DELETE FROM scheduler_modeluse")
         self.start_endpoint()
 
     def kill_endpoint(self) -> None:
