@@ -171,7 +171,9 @@ def test_a_row_with_four_lanes_has_room_for_their_names(open_page: Open) -> None
 
 def test_an_update_of_another_part_leaves_the_timeline_alone(open_page: Open) -> None:
     page = open_page("/timeline/?owner=no-one")
-    plots = page.locator(".tl-plot")
+    plots = page.locator("[data-timeline] .tl-plot")
+    # A service that has just started knows no GPU yet.
+    expect(plots.first).to_be_attached()
     # With the connection comes an update of its own.
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     page.wait_for_timeout(1000)
