@@ -52,7 +52,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for each in MODEL_FIELDS:
-            # Whoever may only view it has no fields.
+            # The form of staff who may only view it has no fields.
             if "le" in each.limits and each.column in self.fields:
                 least, most = each.limits["ge"], each.limits["le"]
                 self.fields[each.column].validators += [
