@@ -16,6 +16,7 @@ from scheduler.facts.blockers import Blocker
 from scheduler.facts.notices import NoticeKind
 
 LARGEST_RESULT = 64 * 1024
+AGES = timedelta(days=36_500)
 
 
 class JobState(StrEnum):
@@ -263,9 +264,12 @@ class RunTime:
     is_guess: bool = False
 
     def of(self, jobs: int) -> RunTime:
-        """The run time of so many such jobs in a row. The spread of a sum grows with the root."""
+        """The run time of so many such jobs in a row. The spread of a sum grows with the root.
+
+        A sum of more than AGES counts as one job: a time that far away is no date any more.
+        """
         p50, late = self.p50 * jobs, (self.p90 - self.p50) * sqrt(jobs)
-        return RunTime(p50, p50 + late, self.is_guess)
+        return RunTime(p50, p50 + late, self.is_guess) if p50 + late < AGES else self
 
 
 @dataclass(frozen=True, slots=True)

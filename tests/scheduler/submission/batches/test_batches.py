@@ -20,15 +20,18 @@ from hypothesis import strategies as st
 from gpucoord_site.cli.batch import UnreadableInput, items_of
 from monitor.models import Event
 from scheduler.facts.batches import MOST_ITEMS
-from scheduler.facts.jobs import RunTime
+from scheduler.facts.jobs import Requirement, RunTime
+from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.models import Batch, Job, Quota, ScriptDefinition
+from scheduler.queue.planner.forecast.forecast import forecast
 from scheduler.submission.batches.policy import Pace, coming, expected_end, jobs_to_make
 from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
-from tests.builders import NOW, queued_job
+from tests.builders import NOW, queued_job, slot
 from tests.processes.scheduling import Scheduler
 
+HOUR = timedelta(hours=1)
 COMMAND = {"command": 'test "$GPUCOORD_ITEM" != bad', "gpus": 0}
 
 
@@ -99,6 +102,17 @@ def test_the_jobs_that_stand_for_queued_items_take_as_long_as_these(items: int, 
     assert len(jobs) == min(items, most)
     assert sum((job.expected.p50 for job in jobs if job.expected), timedelta()) == items * each.p50
     assert len({job.id for job in jobs}) == len(jobs)
+
+
+@pytest.mark.parametrize("days", [3650, 365_000])
+def test_items_that_would_run_for_ages_break_no_forecast(days: int) -> None:
+    ages, alone = timedelta(days=days), Requirement(exclusive=True)
+    like = queued_job(2, requirement=alone, expected=RunTime(ages, ages))
+    short = queued_job(1, requirement=alone, expected=RunTime(HOUR, HOUR), priority=5)
+    jobs = tuple(coming(like, MOST_ITEMS, 200, count(8)))
+    slots = Slots(host="gpubox", gpus=(slot(0), slot(1)), coming=jobs)
+
+    assert forecast([short, like], slots, PlanPolicy(), NOW)[1].p50 == NOW
 
 
 @pytest.mark.django_db
