@@ -154,6 +154,7 @@ def test_a_long_owner_leaves_room_for_the_name_of_the_job(open_page: Open) -> No
     page.wait_for_url(f"**/jobs/{number}/")
     page.locator("#cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator(".job-verdict .badge")).to_have_text("cancelled")
 
 
 def test_the_log_shows_colours_and_can_be_searched(open_page: Open) -> None:

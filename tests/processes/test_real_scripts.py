@@ -154,7 +154,10 @@ SCRIPTS = {
         BASH + "exec 8>&1 >run.log 2>&1\necho 1\nls no-such\ncat run.log >&8\n"
     ),
     "options in its first line": Case("#!/bin/sh -e\necho 1\nfalse\necho 2\n"),
-    "a login shell": Case("#!/bin/bash -l\nshopt -q login_shell && echo login\n"),
+    # The profile of the machine's own user may print, and take its time.
+    "a login shell": Case(
+        "#!/usr/bin/env -S bash --noprofile -l\nshopt -q login_shell && echo login\n"
+    ),
     "bash by env": Case("#!/usr/bin/env bash\necho ${BASH_VERSION%%.*}\n"),
     "bash with options by env": Case("#!/usr/bin/env -S bash -eu\necho 1\nfalse\necho 2\n"),
     "conda by its hook": Case(

@@ -22,6 +22,7 @@ from monitor.models import Event
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ListenerState, ServiceState
+from tests.service.postgres_cluster import free_port
 
 PROBLEM = "The endpoint for language models can't listen: Port 8001 on 127.0.0.1 is taken."
 WEB = ListenerState(name="web", address="http://127.0.0.1:8000/")
@@ -170,7 +171,7 @@ def test_check_names_the_problem_of_a_running_service(tmp_path: Path) -> None:
 def test_check_names_a_taken_port_for_models_before_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (finding,) = found(tmp_path, models_port=port)
+        (finding,) = found(tmp_path, port=free_port(), models_port=port)
     assert f"127.0.0.1:{port}, for clients of language models, is taken" in finding.text
 
-    assert not found(tmp_path, models_port=port)
+    assert not found(tmp_path, port=free_port(), models_port=port)
