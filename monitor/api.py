@@ -171,6 +171,11 @@ def _lines(text: str) -> str:
     return text
 
 
+def stated(kind: Any, **limits: Any) -> Any:
+    """A type whose limits are in the schema alone: the form or the row checks them."""
+    return Annotated[kind, Field(json_schema_extra=limits)]
+
+
 # A time with its offset, in UTC afterwards.
 Moment = Annotated[datetime, BeforeValidator(_time)]
 # A name or a reason: neither control nor format characters. Lines: line ends are possible.

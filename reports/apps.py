@@ -14,7 +14,6 @@ class ReportsConfig(AppConfig):
         from monitor.runtime.rows import extensions, periodic_tasks
         from monitor.thresholds import rows as thresholds
         from reports.catalogue import POLICIES, PROFILES, TOPICS
-        from reports.figures.rows import sections
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         periodic_tasks.register("reports.tasks:queue_due")
@@ -22,5 +21,3 @@ class ReportsConfig(AppConfig):
             from reports.schedule import actions, step
 
             outbox.register_attachments(step.ATTACHED, actions.enclosure)
-        sections.register("models", sections.models)
-        sections.register("batches", sections.batches)

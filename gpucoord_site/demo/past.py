@@ -12,8 +12,9 @@ from typing import Any
 from django.contrib.auth.models import User
 
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, SHORTEST_S
+from monitor.facts.claims import ClaimFact
 from monitor.facts.formats import duration
-from monitor.facts.readings import ClaimFact, OwnerSource, Snapshot
+from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.states import with_states

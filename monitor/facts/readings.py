@@ -8,7 +8,6 @@ from datetime import datetime
 from enum import StrEnum
 
 from monitor.facts.bounds import MOST_MEMORY, MOST_POWER, PERCENT
-from monitor.facts.claims import ClaimFact as ClaimFact
 from monitor.facts.gpu_fields import Gauge, Meter, Rollup, declared, figure
 from monitor.facts.gpu_states import Condition, GpuState, HealthReading, Xid
 from monitor.facts.hosts import Limits, used_pct

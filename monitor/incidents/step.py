@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from monitor.facts.claims import Demand
-from monitor.facts.readings import ClaimFact, Snapshot
+from monitor.facts.claims import ClaimFact, Demand
+from monitor.facts.readings import Snapshot
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CPU_HOG

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from monitor.facts.claims import Demand
-from monitor.facts.readings import ClaimFact, GpuReading, ProcessReading, Snapshot
+from monitor.facts.claims import ClaimFact, Demand
+from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.incidents.policy import rule_input
 from monitor.incidents.policy.exemptions import exemptions_of_policy
 from monitor.incidents.policy.findings import Finding

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log10
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Ailment, Condition, HealthReading, Xid
-from monitor.facts.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
+from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.gpus.policy.changes import Note, together
 from monitor.gpus.policy.health import APPLICATION_XIDS, HARDWARE_XIDS, Checkup, ConditionChange
 

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from django.conf import settings
 
-from monitor.facts.claims import ClaimKind
+from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import IllegalGpuTransition, Xid
 from monitor.facts.readings import (
-    ClaimFact,
     GpuReading,
     GpuSweep,
     HostReading,

@@ -13,14 +13,9 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, Exists, F, OuterRef, QuerySet, Subquery
 
-from monitor.facts.claims import JOB_KINDS, ClaimKind, GpuTask
+from monitor.facts.claims import JOB_KINDS, ClaimFact, ClaimKind, GpuTask
 from monitor.facts.presence import Presence
-from monitor.facts.readings import (
-    ClaimFact,
-    GpuReading,
-    Health,
-    Snapshot,
-)
+from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.facts.records import fact_from
 from monitor.gpus.snapshot import codec as snapshot_codec
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monitor.facts.claims import Demand
-from monitor.facts.readings import ClaimFact, GpuReading, ProcessReading
+from monitor.facts.claims import ClaimFact, Demand
+from monitor.facts.readings import GpuReading, ProcessReading
 from monitor.incidents.policy.usage_buffers import Key
 from monitor.incidents.policy.usage_series import Series
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monitor.facts.claims import JOB_KINDS, Demand
-from monitor.facts.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
+from monitor.facts.claims import JOB_KINDS, ClaimFact, Demand
+from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt
 from monitor.incidents.policy.findings import EmptyBooking, Group, RuleInput, key_of
 from monitor.incidents.policy.thresholds import GpuTimePolicy

@@ -16,8 +16,8 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from monitor.facts.accounts import NO_LOGIN, USUAL_RANGES, AccountRanges
+from monitor.facts.claims import ClaimFact
 from monitor.facts.readings import (
-    ClaimFact,
     GpuProcess,
     OwnerSource,
     ProcessIdentity,

@@ -1,4 +1,4 @@
-"""Registered sections: subjects above or beside the reports add a table of their own."""
+"""Tables of reports about subjects that have figures of their own: models and batches."""
 
 from __future__ import annotations
 
@@ -16,39 +16,23 @@ from reports.figures.facts import Table
 from reports.periods.facts import Period, Scope, ScopeKind
 from scheduler.models import Batch, ModelUse
 
-# The part of the subject that the viewer may see in the period; None: nothing to show.
-Section = Callable[[Period, Scope, Viewer, datetime], Table | None]
-_registered: dict[str, Section] = {}
-
-
-def register(name: str, section: Section) -> None:
-    """Add a section to all reports; a second registration under the name replaces the first."""
-    _registered[name] = section
-
-
-def tables(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> tuple[Table, ...]:
-    """The sections in the order of registration. A section that fails is reported and left out."""
-    tables: list[Table] = []
-
-    def add(item: tuple[str, Section]) -> None:
-        table = item[1](period, scope, viewer, now)
-        if table is not None:
-            tables.append(table)
-
-    if _registered:
-        isolation = ItemIsolation(settings.CONFIG.node, "report sections")
-        isolation.each(list(_registered.items()), lambda item: item[0], add, now)
-    return tuple(tables)
-
-
-# Sections of reports about subjects that have figures of their own: models and batches.
-
 MOST_BATCHES = 50
 # Requests and batches belong to users, not to GPUs or hosts.
 _OF_PLACES = (ScopeKind.GPU, ScopeKind.HOST)
 
 
-def models(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Table | None:
+def tables(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> tuple[Table, ...]:
+    """The tables that have rows. A section that fails is reported and left out."""
+    sections: dict[str, Callable[[], Table | None]] = {
+        "models": lambda: models(period, scope),
+        "batches": lambda: batches(period, scope, viewer),
+    }
+    isolation = ItemIsolation(settings.CONFIG.node, "report sections")
+    made = isolation.each(sections, str, lambda name: sections[name](), now)
+    return tuple(table for _, table in made if table is not None)
+
+
+def models(period: Period, scope: Scope) -> Table | None:
     """Requests to each model, by prompts and by the endpoint; sums over the users of the scope."""
     if scope.kind in _OF_PLACES:
         return None
@@ -72,7 +56,7 @@ def models(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Table
     )
 
 
-def batches(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Table | None:
+def batches(period: Period, scope: Scope, viewer: Viewer) -> Table | None:
     """The newest batches of the period: of all users for operators, else the viewer's own."""
     if scope.kind in _OF_PLACES:
         return None

@@ -12,12 +12,16 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, stated
 from scheduler.limits.quotas import actions
 from scheduler.limits.quotas import pages as quota_pages
 
 router = Router()
 MOST = 1_000_000_000
+# Their columns check these.
+Percent: Any = stated(float, minimum=0, maximum=100)
+GpuShare: Any = stated(int, minimum=1, maximum=100)
+Priority: Any = stated(int, minimum=1, maximum=5)
 # Of a quota, as they are in the answer.
 SETTINGS = (
     "share_pct", "share_is_limit", "reserved_pct", "priority", "gpu_share_pct",
@@ -92,11 +96,11 @@ class QuotaChange(RequestBody):
     """Fields that are left out keep their value; null: no limit."""
 
     user: PlainText = Field(max_length=150, description="The user of the quota.")
-    share_pct: float | None = Field(None, ge=0, le=100)
+    share_pct: Percent | None = None
     share_is_limit: bool = False
-    reserved_pct: float = Field(20.0, ge=0, le=100)
-    gpu_share_pct: int | None = Field(None, ge=1, le=100)
-    priority: int | None = Field(None, ge=1, le=5)
+    reserved_pct: Percent = 20.0
+    gpu_share_pct: GpuShare | None = None
+    priority: Priority | None = None
     gpu_minutes: float | None = Field(None, ge=0, le=1e9, description="A day.")
     gpus: int | None = Field(None, ge=0, le=MOST)
     jobs: int | None = Field(None, ge=0, le=MOST)

@@ -15,7 +15,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import BeforeValidator
 
-from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, body_of, sentence_error
+from monitor.api import InvalidInput, RequestBody, body_of, sentence_error, stated
 from monitor.facts.input_rules import possible_time
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages import LONGEST_REASON, WindowForm
@@ -46,7 +46,11 @@ Day = Annotated[date, BeforeValidator(_day)]
 TimeOfDay = Annotated[
     str, Field(pattern="^([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?$", examples=["20:00"])
 ]
-Weekday = Annotated[int, Field(ge=0, le=6)]
+# WindowForm checks the values of these.
+Weekday: Any = stated(int, minimum=0, maximum=6)
+Zone: Any = stated(str, maxLength=64)
+Share: Any = stated(float, minimum=1, maximum=100)
+Reason: Any = stated(str, maxLength=LONGEST_REASON)
 
 
 class WindowBody(RequestBody):
@@ -55,17 +59,15 @@ class WindowBody(RequestBody):
     days: list[Weekday] = Field(min_length=1, max_length=7, description="0 is Monday, 6 is Sunday.")
     start: TimeOfDay
     end: TimeOfDay = Field(description="A time before the start is on the next day.")
-    zone: PlainText | None = Field(None, max_length=64, description="Default: the server's zone.")
-    gpus: list[PlainText] = Field(
+    zone: Zone | None = Field(None, description="Default: the server's zone.")
+    gpus: list[str] = Field(
         default_factory=list, max_length=1000, description="UUIDs. Empty: all GPUs."
     )
-    share_pct: float = Field(100, ge=1, le=100)
+    share_pct: Share = 100
     kept: bool = Field(True, description="False: the holder may use the GPUs only then.")
     first_day: Day | None = Field(None, description="From 1970 on.")
     last_day: Day | None = Field(None, description="Until 2199.")
-    reason: PlainLines = Field(
-        "", max_length=LONGEST_REASON, description="For the operators who decide."
-    )
+    reason: Reason = Field("", description="For the operators who decide.")
     group: int | None = Field(
         None,
         ge=1,

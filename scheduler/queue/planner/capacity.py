@@ -14,18 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from monitor.facts.claims import ASLEEP
+from monitor.facts.claims import ASLEEP, ClaimFact
 from monitor.facts.formats import GIB
 from monitor.facts.gpu_states import Condition
 from monitor.facts.presence import OwnerReading, Presence
-from monitor.facts.readings import (
-    ClaimFact,
-    ComputeMode,
-    GpuReading,
-    Health,
-    ProcessReading,
-    Snapshot,
-)
+from monitor.facts.readings import ComputeMode, GpuReading, Health, ProcessReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy import capability
 from monitor.gpus.policy.capability import NOT_OURS, has_no_figure, hidden

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from monitor.facts.readings import ClaimFact, GpuSweep
+from monitor.facts.claims import ClaimFact
+from monitor.facts.readings import GpuSweep
 from monitor.facts.usage import CallCost, GpuMark
 from monitor.gpus.sampling.probes.nvml import faults as nvml_faults
 

@@ -17,7 +17,8 @@ from itertools import accumulate
 from math import inf
 from zoneinfo import ZoneInfo
 
-from monitor.facts.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
+from monitor.facts.claims import ClaimFact
+from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.gpus.policy.capability import hidden
 from scheduler.facts.people import Budget, Capacity
 

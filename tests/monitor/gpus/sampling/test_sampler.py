@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 import pytest
 from django.db import transaction
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Condition, GpuState, Xid
 from monitor.facts.readings import (
-    ClaimFact,
     GpuProcess,
     GpuSweep,
     Health,

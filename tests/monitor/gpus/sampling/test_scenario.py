@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Condition
-from monitor.facts.readings import ClaimFact, GpuReading, GpuSweep, Health, Snapshot
+from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy, examine
 from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
 from monitor.gpus.sampling.probes.simulated.scenario import (

@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import GpuState
-from monitor.facts.readings import ClaimFact, GpuReading, Health, HostReading, Snapshot
+from monitor.facts.readings import GpuReading, Health, HostReading, Snapshot
 from monitor.gpus.sampling.probes.simulated.scenario import Scenario
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events

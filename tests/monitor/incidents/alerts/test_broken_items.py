@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError, transaction
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Xid
-from monitor.facts.readings import ClaimFact, GpuProcess, GpuSweep, HostReading, ProcessIdentity
+from monitor.facts.readings import GpuProcess, GpuSweep, HostReading, ProcessIdentity
 from monitor.gpus.sampling.probes.identities import Identities
 from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.readings import ClaimFact, GpuProcess, ProcessIdentity, ProcessReading
+from monitor.facts.claims import ClaimFact
+from monitor.facts.readings import GpuProcess, ProcessIdentity, ProcessReading
 from monitor.owners.identity.policy import attribute
 from tests.monitor.made_readings import NOW
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Condition
-from monitor.facts.readings import ClaimFact, GpuReading, ProcessReading
+from monitor.facts.readings import GpuReading, ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import Constraint, Gpu

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Condition
 from monitor.facts.hosts import Limits
-from monitor.facts.readings import ClaimFact, ComputeMode, Health, ProcessReading, Snapshot
+from monitor.facts.readings import ComputeMode, Health, ProcessReading, Snapshot
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner import capacity

@@ -21,7 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.facts.readings import ClaimFact, ProcessReading
+from monitor.facts.claims import ClaimFact
+from monitor.facts.readings import ProcessReading
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slot
 from scheduler.queue.planner import capacity, placement

@@ -15,8 +15,9 @@ from typing import Any
 
 import pynvml
 
+from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import HealthReading
-from monitor.facts.readings import ClaimFact, GpuReading, GpuSweep, Health, position
+from monitor.facts.readings import GpuReading, GpuSweep, Health, position
 from monitor.facts.usage import CallCost, GpuMark
 from monitor.gpus.sampling.probes.nvml import answers, faults
 from monitor.gpus.sampling.probes.nvml.calls import Answers, Calls, Kept, Key

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from monitor.facts.claims import ASLEEP, ClaimKind
-from monitor.facts.readings import ClaimFact, GpuSweep
+from monitor.facts.claims import ASLEEP, ClaimFact, ClaimKind
+from monitor.facts.readings import GpuSweep
 from monitor.gpus.sampling.probes.simulated.scenario import Load, Scenario
 from monitor.gpus.sampling.probes.simulated.workloads import GIB
 
