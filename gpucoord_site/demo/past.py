@@ -399,7 +399,7 @@ def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Inciden
             waited_jobs=2, waited_s=60.0 * (20 + day),
             hog_spans=[[since.timestamp(), until.timestamp()]] if is_hog else [],
             text=f"{title}: python ({user}) on GPU {gpu} for {duration(lasted)};"
-            f" 2 jobs waited {20 + day} min",
+            f" 2 jobs waited {20 + day} min in all",
         )  # fmt: skip
 
 

@@ -23,8 +23,10 @@ def sentence(finding: Finding, incident: OpenIncident) -> str:
 def _harm(incident: OpenIncident) -> str:
     if not incident.waited_jobs:
         return "; no job waits" if incident.rule in rules.HOG_RULES else ""
-    jobs = "1 job" if incident.waited_jobs == 1 else f"{incident.waited_jobs} jobs"
-    return f"; {jobs} waited {duration(incident.waited_s)}"
+    jobs, in_all = f"{incident.waited_jobs} jobs", " in all"
+    if incident.waited_jobs == 1:
+        jobs, in_all = "1 job", ""
+    return f"; {jobs} waited {duration(incident.waited_s)}{in_all}"
 
 
 def _sustained(f: Finding, i: OpenIncident, lasts: str) -> str:

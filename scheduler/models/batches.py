@@ -76,9 +76,10 @@ class Batch(models.Model):
     worker: a job that answers one item after another.
 
     request: the fields of each item's job, as they were submitted. work_s: run time of ended items.
-    work: what workers get with each item, {"args", "time_limit_s", "retries"}; null = its items
-    become jobs. workers: the states of the jobs of its workers that have not ended, by their
-    numbers. failed_boots: workers in a row that failed before they had taken an item.
+    work: what workers get with each item, {"args", "time_limit_s", "retries"}, and how long one is
+    expected to take, "estimate_s"; null = its items become jobs. workers: the states of the jobs of
+    its workers that have not ended, by their numbers. failed_boots: workers in a row that failed
+    before they had taken an item.
     """
 
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="batches")

@@ -65,8 +65,9 @@ class ForecastCache:
         example = _queued(NewJob(command="true"), "", now, None)
         given = self.supply.given([*queue, example], now)
         models = None if self._models is None else self._models.loaded(now)
-        coming = part("scheduler.submission.batches.rows.batches:coming_jobs")
-        slots = replace(given.slots, models=models, coming=coming(queue) if coming else ())
+        forecast_jobs = part("scheduler.submission.batches.rows.batches:forecast_jobs")
+        queue, coming = forecast_jobs(queue) if forecast_jobs else (queue, ())
+        slots = replace(given.slots, models=models, coming=coming)
         return PlanForecast(replace(given, queue=queue, slots=slots))
 
     def estimate_all(self, now: datetime) -> Mapping[int, Estimate]:

@@ -10,13 +10,15 @@ from typing import Any
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.batches import Answer, BatchWork, ExclusiveFact, ExclusiveStep, ItemState
-from scheduler.facts.jobs import Outcome, QueuedJob
+from scheduler.facts.jobs import Outcome, QueuedJob, RunTime
 
 # Jobs of a batch that wait: enough that each GPU that frees up finds one.
 LEAST_WAITING, MOST_WAITING = 4, 64
 # Exclusive mode: time between the announcement and the end of new prompts on the GPUs of the batch,
 # and time after which models are unloaded even if prompts still run.
 ANNOUNCED_FOR, DRAINED_FOR = timedelta(seconds=10), timedelta(minutes=10)
+# How much longer than others an item takes in one of ten cases.
+SLOWER_PART = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,11 @@ def coming(like: QueuedJob, items: int, most: int, numbers: Iterator[int]) -> li
         expected = like.expected and like.expected.of(in_a_row)
         jobs.append(replace(like, id=next(numbers), expected=expected))
     return jobs
+
+
+def worker_run_time(items: int, workers: int, each: timedelta) -> RunTime:
+    """How long one of so many workers takes for its part of the unfinished items."""
+    return RunTime(each, each * (1 + SLOWER_PART)).of(math.ceil(items / max(1, workers)))
 
 
 def is_due(work: BatchWork, gpus: int, *, hands_out: bool, has_room: Callable[[], bool]) -> bool:

@@ -241,10 +241,11 @@ def for_all_items(new: NewJob, batch: Batch, exclusive: int | None) -> NewJob:
 def work_of(new: NewJob, script: Script) -> dict[str, Any]:
     """The part of a request that goes to workers. new: the job that an item would be."""
     args = {name: value for name, value in new.script_args.items() if name != script.item_argument}
-    limit = new.time_limit
+    limit, estimate = new.time_limit, new.estimate
     return {
         "args": args,
         "time_limit_s": None if limit is None else limit.total_seconds(),
+        "estimate_s": None if estimate is None else estimate.total_seconds(),
         "retries": new.yield_options.retries,
         "gpus": new.requirement.gpus,
     }

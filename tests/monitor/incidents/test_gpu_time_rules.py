@@ -38,7 +38,7 @@ def test_it_names_waiting_users_and_their_delay_and_raises_the_severity() -> Non
     assert trace.known[0].severity == "info"
     trace.demand = [waiting(job_ref=ref, minutes_ago=-12) for ref in ("7", "8", "9")]
     trace.play(14, steady(95.0))
-    assert trace.texts[SUSTAINED].endswith("for 25 min; 3 jobs waited 42 min")
+    assert trace.texts[SUSTAINED].endswith("for 25 min; 3 jobs waited 42 min in all")
     assert trace.known[0].severity == "warning"
 
 

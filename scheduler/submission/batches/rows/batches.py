@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, count, islice
 from typing import Any
@@ -264,6 +265,26 @@ def running_pace(batch: Batch) -> Pace:
     if batch.state != BatchState.RUNNING.value:
         queued = 0
     return pace(batch, {ItemState.QUEUED.value: queued} | by_status)
+
+
+def forecast_jobs(queue: Iterable[QueuedJob]) -> tuple[list[QueuedJob], tuple[QueuedJob, ...]]:
+    """The queue, where a worker of a batch runs as long as its items, and the coming jobs."""
+    jobs = {job.id: job for job in queue}
+    working = Batch.objects.filter(state=BatchState.RUNNING.value, work__isnull=False)
+    for batch in working if jobs else ():
+        left, each = batch.total_items - batch.completed - batch.failed, _each(batch)
+        waiting = jobs.keys() & map(int, batch.workers)
+        if waiting and each is not None:
+            run_time = policy.worker_run_time(left, len(batch.workers), each)
+            jobs |= {job: replace(jobs[job], expected=run_time) for job in waiting}
+    return list(jobs.values()), coming_jobs(jobs.values())
+
+
+def _each(batch: Batch) -> timedelta | None:
+    """How long an item takes: the mean of those that ended, else the estimate; None: unknown."""
+    ended, estimate_s = batch.completed + batch.failed, (batch.work or {}).get("estimate_s")
+    each_s = batch.work_s / ended if ended else estimate_s
+    return timedelta(seconds=each_s) if each_s else None
 
 
 def coming_jobs(queue: Iterable[QueuedJob]) -> tuple[QueuedJob, ...]:

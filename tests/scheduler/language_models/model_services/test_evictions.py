@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -123,8 +123,8 @@ def test_items_that_are_no_jobs_yet_evict_no_model_in_a_forecast(
     first, *_ = scripts(alice, 5, box.now)
     box.step()
 
-    def coming_jobs(queue: Sequence[QueuedJob]) -> tuple[QueuedJob, ...]:
-        return tuple(replace(queue[0], id=2**61 + n) for n in range(20))
+    def coming_jobs(queue: Iterable[QueuedJob]) -> tuple[QueuedJob, ...]:
+        return tuple(replace(next(iter(queue)), id=2**61 + n) for n in range(20))
 
     monkeypatch.setattr(batch_rows, "coming_jobs", coming_jobs)
     assert _expected(first, box) is None

@@ -18,15 +18,17 @@ from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Claim, Event, Gpu
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.batches import Answer, ItemState
+from scheduler.facts.jobs import RunTime
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches import policy as policy
 from scheduler.submission.batches import step as workers
+from scheduler.submission.batches.rows import batches as batch_rows
 from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
-from tests.builders import NOW, gpu_uuid, snapshot
+from tests.builders import NOW, gpu_uuid, queued_job, snapshot
 
 SCHEMA = {"properties": {"file": {"type": "string"}, "size": {"type": "integer", "default": 3}}}
 
@@ -80,6 +82,32 @@ def submitted(owner: User, count: int, **more: Any) -> Batch:
     assert answer.status_code == 201, answer.content
     Batch.objects.update(created_at=NOW - timedelta(seconds=30))
     return Batch.objects.get(pk=answer.json()["id"])
+
+
+def test_a_forecast_expects_a_waiting_worker_to_run_as_long_as_its_items(
+    alice: User, box: Box
+) -> None:
+    batch = submitted(alice, 41, estimate="10s")
+    unknown = submitted(alice, 5)
+    box.step()
+    usual = RunTime(timedelta(hours=1), timedelta(hours=3))
+    waiting = Job.objects.filter(state="queued").order_by("pk")
+    queue = [queued_job(job.pk, expected=usual) for job in waiting]
+
+    def expected(batch: Batch) -> set[RunTime | None]:
+        jobs, coming = batch_rows.forecast_jobs(queue)
+        assert ([job.id for job in jobs], coming) == ([job.id for job in queue], ())
+        return {job.expected for job in jobs if str(job.id) in reloaded(batch).workers}
+
+    # 11 items of 10 s by each of 4 workers.
+    (run_time,) = expected(batch)
+    assert run_time is not None
+    assert run_time.p50 == timedelta(seconds=110)
+    assert timedelta(seconds=110) < run_time.p90 < timedelta(seconds=110 * 1.3)
+    # The items that have ended took longer.
+    Batch.objects.filter(pk=batch.pk).update(completed=1, work_s=60.0)
+    assert {each.p50 for each in expected(batch) if each} == {timedelta(minutes=10)}
+    assert expected(unknown) == {usual}
 
 
 def started(box: Box, batch: Batch, count: int = 1) -> list[Attempt]:
