@@ -13,9 +13,10 @@ from reports.figures.facts import (
     UserFigures,
     Violation,
 )
+from reports.figures.policy.violations import above_entitlement
 
 # Held hours, their idle part and waits below which no advice is worth reading.
-LEAST_HOURS, IDLE_PART, LEAST_WAIT_HOURS = 1.0, 0.5, 1.0
+LEAST_HOURS, IDLE_PART, LEAST_WAIT_HOURS = 1.0, 0.5, 4.0
 
 
 def recommendations(
@@ -25,12 +26,19 @@ def recommendations(
     totals: Totals,
 ) -> tuple[Recommendation, ...]:
     """The most urgent first. Users whose own time was measured badly are not to be contacted."""
-    return (
+    contacts = (
         *_of_violations(violations, users),
         *_of_patterns(violations, patterns),
         *_of_idle(users),
         *_of_bookings(users),
-        *_of_quotas(users, totals),
+    )
+    above = above_entitlement(users, violations)
+    named = {advice.user for advice in contacts}
+    return (
+        *contacts,
+        # To lower a share is the means for jobs; those to be contacted can act by themselves.
+        *(_lower_share(user) for user in above if user.user not in named),
+        *_raised_quotas(users, totals),
         *_of_sizes(users),
     )
 
@@ -98,30 +106,28 @@ def _of_bookings(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
             )
 
 
-def _of_quotas(users: Iterable[UserFigures], totals: Totals) -> Iterator[Recommendation]:
-    """Shares that do not fit the use: a user who waited much below a share that was not reached."""
+def _lower_share(u: UserFigures) -> Recommendation:
+    text = (
+        f"Lower the share or the GPU limit of {u.user}: {u.share_pct:.0f} % of the GPUs held"
+        f" against {u.entitled_pct:.3g} % entitled, and jobs of others waited"
+        f" {sig3(u.caused_wait_hours)} h for it."
+    )
+    return Recommendation(kind="quota", text=text, user=u.user)
+
+
+def _raised_quotas(users: Iterable[UserFigures], totals: Totals) -> Iterator[Recommendation]:
+    """Of users who waited although GPUs were free, and used their entitlement."""
+    if totals.gpu_hours.free <= 0.2 * totals.gpu_hours.capacity:
+        return
     for u in users:
         if not u.user or u.entitled_pct is None or u.share_pct is None or not _good(u):
             continue
-        if u.share_pct > u.entitled_pct and u.caused_wait_hours >= LEAST_WAIT_HOURS:
-            yield Recommendation(
-                kind="quota",
-                text=f"Lower the share or the GPU limit of {u.user}: {u.share_pct:.0f} % of the"
-                f" GPUs held against {u.entitled_pct:.3g} % entitled, and jobs of others waited"
-                f" {sig3(u.caused_wait_hours)} h for it.",
-                user=u.user,
+        if u.waited_hours >= LEAST_WAIT_HOURS and u.share_pct >= 0.9 * u.entitled_pct:
+            text = (
+                f"Raise the quota of {u.user}: jobs waited {sig3(u.waited_hours)} h at a share of"
+                f" {u.share_pct:.0f} % while GPUs were free."
             )
-        elif (
-            u.waited_hours >= 4 * LEAST_WAIT_HOURS
-            and u.share_pct >= 0.9 * u.entitled_pct
-            and totals.gpu_hours.free > 0.2 * totals.gpu_hours.capacity
-        ):
-            yield Recommendation(
-                kind="quota",
-                text=f"Raise the quota of {u.user}: jobs waited {sig3(u.waited_hours)} h at a"
-                f" share of {u.share_pct:.0f} % while GPUs were free.",
-                user=u.user,
-            )
+            yield Recommendation(kind="quota", text=text, user=u.user)
 
 
 def _of_sizes(users: Iterable[UserFigures]) -> Iterator[Recommendation]:

@@ -18,7 +18,7 @@ from monitor.facts.readings import ProcessReading
 from monitor.facts.thresholds import threshold
 from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt, is_exempt_from
 from monitor.incidents.policy.thresholds import GpuTimePolicy
-from reports.figures.facts import Violation
+from reports.figures.facts import UserFigures, Violation
 from reports.figures.policy.ledger import ProcessSums, UseFact
 
 # %: use that was measured less is not judged.
@@ -86,6 +86,27 @@ def judged(
         if not lines:
             heavy += _of_program(group, names, standards, is_harmful=False)
     return _sorted(violations), _sorted(heavy)
+
+
+def above_entitlement(
+    users: Iterable[UserFigures], violations: Iterable[Violation]
+) -> tuple[UserFigures, ...]:
+    """Users who held more than their entitlement and made others wait, most wait first.
+
+    Whose own time was measured badly is not accused, but for violations, which were measured well.
+    """
+    violators = {violation.user for violation in violations}
+    rows = [
+        user
+        for user in users
+        if user.user
+        and user.share_pct is not None
+        and user.entitled_pct is not None
+        and user.share_pct > user.entitled_pct
+        and user.caused_wait_hours * HOUR_S >= LEAST_WAIT_S
+        and (user.user in violators or (user.coverage or 0) * 100 >= COVERAGE_PCT)
+    ]
+    return tuple(sorted(rows, key=lambda user: -user.caused_wait_hours))
 
 
 def _sorted(lines: Iterable[Violation]) -> tuple[Violation, ...]:

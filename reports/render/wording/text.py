@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from zoneinfo import ZoneInfo
 
-from monitor.facts.formats import sig3
+from monitor.facts.formats import first_few, sig3
 from monitor.facts.input_rules import escaped
 from reports.figures.facts import YARDSTICKS, Report, Table, Totals, UserFigures
 from reports.figures.policy import advice
-from reports.figures.policy.violations import line, use_line
+from reports.figures.policy.violations import above_entitlement, line, use_line
 from reports.render.wording import tables
 from reports.render.wording.tables import cell, name
 from scheduler.facts.blockers import title as blocker_title
@@ -148,7 +148,7 @@ def _queue(report: Report) -> Iterator[str]:
 
 # The three sentences at the begin of a report.
 
-MOST_WASTES = 3
+MOST_WASTES, MOST_NAMED = 3, 2
 # Below either, GPU-hours without use are not worth a line.
 LEAST_WASTE_H, LEAST_WASTE_PART = 0.1, 0.01
 
@@ -161,22 +161,17 @@ def sentences(report: Report) -> tuple[str, ...]:
 
 
 def _fairness(report: Report) -> str:
-    if not report.violations:
-        return "No fair share violation."
-    worst = report.violations[0]
-    row = next((each for each in report.users if each.user == worst.user), None)
-    caused = row.caused_wait_hours if row else worst.waited_hours
-    share = None if row is None else row.share_pct
-    held = (
-        "more of the GPU time than"
-        if share is None
-        else f"{sig3(share)} % of the GPU time, more than"
-    )
-    others = len({each.user for each in report.violations}) - 1
-    more = f" So did {others} more user{'s' if others > 1 else ''}." if others else ""
+    """Such as "bob held 21 % of the GPU time, …, and jobs of others waited 54 h for it."."""
+    above = above_entitlement(report.users, report.violations)
+    if not above:
+        return "No user made others wait by more than the entitlement."
+    worst, *others = above
+    named = [f"{name(u.user)} ({sig3(u.caused_wait_hours)} h)" for u in others]
+    more = f" So did {first_few(named, MOST_NAMED)}." if named else ""
     return (
-        f"{name(worst.user)} held {held} the entitlement of {sig3(worst.expected_pct)} %,"
-        f" and jobs of others waited {sig3(caused)} h for it.{more}"
+        f"{name(worst.user)} held {sig3(worst.share_pct)} % of the GPU time, more than the"
+        f" entitlement of {sig3(worst.entitled_pct)} %, and jobs of others waited"
+        f" {sig3(worst.caused_wait_hours)} h for it.{more}"
     )
 
 

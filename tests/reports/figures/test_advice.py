@@ -93,6 +93,12 @@ def test_the_figures_of_a_user_lead_to_advice(
     assert words in one.text
 
 
+def test_who_is_to_be_contacted_gets_no_lower_share_as_well() -> None:
+    above = {"share_pct": 45.0, "caused_wait_hours": 6.0, "idle_held": 15.0}
+
+    assert [one.kind for one in advice(user(**above))] == ["contact"]
+
+
 def test_a_large_request_is_right_sized() -> None:
     text = "requested 2 GPUs, used 1.0; 80 GiB, peak 11 GiB → 1 GPU, 16 GiB"
     size = RightSize(

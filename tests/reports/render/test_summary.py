@@ -69,22 +69,34 @@ def test_hours_that_hardly_matter_name_no_user() -> None:
     assert text.sentences(report(users=users))[1] == ("56.0 of 156 GPU-hours held were not used.")
 
 
-def test_a_violation_says_what_was_held_what_was_entitled_and_who_waited() -> None:
-    users = (UserFigures(user="alice", share_pct=43.21, caused_wait_hours=12.5),)
-    violations = (violation("alice"), violation("alice"), violation("bob"))
+def above(user: str, caused: float, **changes: Any) -> UserFigures:
+    figures: dict[str, Any] = {"share_pct": 43.21, "entitled_pct": 30.0, "coverage": 1.0}
+    return UserFigures(user=user, caused_wait_hours=caused, **(figures | changes))
 
-    assert text.sentences(report(users=users, violations=violations))[0] == (
-        "alice held 43.2 % of the GPU time, more than the entitlement of 30.0 %,"
-        " and jobs of others waited 12.5 h for it. So did 1 more user."
+
+def test_users_above_their_entitlement_are_named_with_the_wait_that_each_caused() -> None:
+    users = (
+        above("erin", 8.7),
+        above("alice", 12.5),
+        above("charlie", 0.1),
+        above("dana", 9.0, share_pct=29.0),
+        above("frank", 9.0, coverage=0.5),
+        above("bob", 3.0, coverage=0.5),
+    )
+
+    sentence = text.sentences(report(users=users, violations=(violation("bob"),)))[0]
+
+    assert sentence == (
+        "alice held 43.2 % of the GPU time, more than the entitlement of 30.0 %, and jobs of others"
+        " waited 12.5 h for it. So did erin (8.70 h), bob (3.00 h)."
     )
 
 
-def test_an_unknown_share_is_no_figure() -> None:
-    sentence = text.sentences(report(violations=(violation("alice"),)))[0]
+def test_a_fair_period_is_told_as_one() -> None:
+    users = (above("erin", 0.1), above("dana", 9.0, share_pct=None))
 
-    assert sentence == (
-        "alice held more of the GPU time than the entitlement of 30.0 %,"
-        " and jobs of others waited 4.00 h for it."
+    assert text.sentences(report(users=users))[0] == (
+        "No user made others wait by more than the entitlement."
     )
 
 
