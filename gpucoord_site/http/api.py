@@ -266,8 +266,8 @@ def _api() -> DocumentedApi:
 
 
 api = _api()
-urls = api.urls
-for pattern in urls[0]:
+urlpatterns, app_name, namespace = api.urls
+for pattern in urlpatterns:
     view: Any = pattern.callback
     # Requests without a login get 401 in JSON from the API, not a redirect to the login page.
     view.login_required = False

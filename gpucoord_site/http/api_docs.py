@@ -14,8 +14,6 @@ from django.utils.html import linebreaks
 from django.utils.safestring import SafeString, mark_safe
 from django.views.decorators.http import require_safe
 
-from gpucoord_site.http.api import DESCRIPTIONS, api
-
 METHODS = ("get", "post", "put", "patch", "delete")
 
 
@@ -53,6 +51,9 @@ class Operation:
 
 @require_safe
 def docs(request: HttpRequest) -> HttpResponse:
+    # Loaded after the start, as in `urls.py`.
+    from gpucoord_site.http.api import DESCRIPTIONS, api
+
     schema = api.get_openapi_schema()
     context = {
         "operations": list(_operations(schema)),

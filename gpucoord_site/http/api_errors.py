@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils import timezone
-from ninja import NinjaAPI
-from ninja.errors import HttpError, ValidationError
 
 from gpucoord_site.http import problems
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
@@ -25,6 +23,11 @@ from scheduler.queue.planner.admission import QUEUE
 from scheduler.submission.intake.actions import KEY_HEADER
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.intake.steps import MOST_REFUSALS, further
+
+# The middleware is loaded before the web process serves, and ninja with REST after that.
+if TYPE_CHECKING:
+    from ninja import NinjaAPI
+    from ninja.errors import HttpError, ValidationError
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +99,11 @@ def _as_json(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
 
 def handle_errors(api: NinjaAPI) -> None:
     """Register the error answers of `api`."""
+    from ninja.errors import HttpError, ValidationError
+
     answers: dict[type[Exception], Callable[[HttpRequest, Any], HttpResponse]] = {
         HttpError: _http_error,
+        TooManyRequests: _too_many,
         Http404: _not_found,
         ValidationError: _invalid,
         UnableToSubmit: _refused,
@@ -119,8 +125,13 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if error.status_code == 401:
         response["WWW-Authenticate"] = 'Bearer realm="gpucoord"'
     if error.status_code == 429:
-        seconds = error.seconds if isinstance(error, TooManyRequests) else RETRY_LONG_WORK_S
-        response["Retry-After"] = str(seconds)
+        response["Retry-After"] = str(RETRY_LONG_WORK_S)
+    return response
+
+
+def _too_many(_request: HttpRequest, error: TooManyRequests) -> HttpResponse:
+    response = problems.response(429, str(error))
+    response["Retry-After"] = str(error.seconds)
     return response
 
 

@@ -19,20 +19,19 @@ from django.contrib.auth.models import User
 from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from ninja.errors import HttpError
 
 from gpucoord_site.http.client_address import is_within, network_of
 
 WINDOW_S = 60.0
 
 
-class TooManyRequests(HttpError):
+class TooManyRequests(Exception):
     """429. seconds: after this time, the next request is accepted."""
 
     def __init__(self, seconds: float, per_minute: int) -> None:
         self.seconds = max(1, math.ceil(seconds))
         text = f"You may send {per_minute} requests a minute. Try again in {self.seconds} s."
-        super().__init__(429, f"{text} Many jobs fit into one POST /api/jobs/batch/.")
+        super().__init__(f"{text} Many jobs fit into one POST /api/jobs/batch/.")
 
 
 class RateLimit:

@@ -10,13 +10,17 @@ import gc
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from threading import Timer
 
 from gpucoord_site.asgi import application
 from gpucoord_site.service.slim_imports import imported_without
 from monitor.pages.live.hub import hub
 
-# TLS is a matter of the reverse proxy.
-with imported_without("OpenSSL"):
+# TLS is a matter of the reverse proxy. The fast code for long messages would load a parser of C,
+# and what a page sends is short.
+with imported_without("OpenSSL", "_nvx_utf8validator", "_nvx_xormasker"):
     from daphne.server import Server
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogPublisher
@@ -28,6 +32,8 @@ logger = logging.getLogger(__name__)
 # Bytes that may be received; a page sends acknowledgements only. The limit for whole messages
 # would hold for those that are sent, too.
 LARGEST_FRAME = 4096
+# The first frames come before REST is loaded, which takes a quarter of a second.
+REST_AFTER_S = 1.0
 
 
 class Web(Server):  # type: ignore[misc]
@@ -68,12 +74,13 @@ def serve(listening: socket.socket, beside: Callable[[], None] = lambda: None) -
             globalLogPublisher.addObserver(STDLibLogObserver("daphne.twisted"))  # type: ignore[arg-type]
             hub.start()
             beside()
-            # Loaded modules stay, so later garbage collections need not scan them.
-            gc.freeze()
             listening.setblocking(False)
             web.http_factory = LimitedFactory(web)
             reactor.adoptStreamPort(listening.fileno(), listening.family, web.http_factory)
             listening.close()
+            later = Timer(REST_AFTER_S, _load_rest)
+            later.daemon = True
+            later.start()
         except Exception:
             text = "The web process can't begin"
             logger.exception(text, extra={"kind": "WEB_START_FAILED"})
@@ -83,3 +90,11 @@ def serve(listening: socket.socket, beside: Callable[[], None] = lambda: None) -
     reactor.callWhenRunning(begin)
     web.run()
     return int(failed)
+
+
+def _load_rest() -> None:
+    """Load REST. An import that fails does so again at its first request, which reports it."""
+    with suppress(Exception):
+        import_module("gpucoord_site.http.api")
+    # Loaded modules stay, so later garbage collections need not scan them.
+    gc.freeze()

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Limits of a user's settings.
+LONGEST_ADDRESS = 2000
+MOST_FAILURES, LONGEST_QUICK_S = 100, 86_400
+
 
 class NoticeKind(StrEnum):
     """FINISHED: it has ended, however. FAILED: it ended without success. STARTS_SOON: by the

@@ -21,15 +21,18 @@ from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview, yields
-from scheduler.execution.hosts.pages import LOG_ANSWER, log_piece
+from scheduler.execution.hosts.pages import LOG_ANSWER, elsewhere, not_read
+from scheduler.execution.hosts.probes import Unreachable
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
+from scheduler.jobs.lifecycle import probes as job_logs
+from scheduler.jobs.lifecycle.probes import LogPiece
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.models import Job
+from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy.stored_blockers import addressed
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions
@@ -280,7 +283,7 @@ def log(
         raise HttpError(410, removed)
     path = files.log_path(Path(settings.DATA), job.pk, number)
     run = next((each for each in job_views.attempts_of(job) if each.number == number), None)
-    piece = log_piece(request, run, path, offset, limit, tail)
+    piece = _log_piece(request, run, path, offset, limit, tail)
     response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8")
     response["X-Log-Next-Offset"] = str(piece.end)
     response["X-Log-Size"] = str(piece.size)
@@ -289,6 +292,26 @@ def log(
     # Output of a job must never run as a page of ours.
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
     return response
+
+
+def _log_piece(
+    request: HttpRequest,
+    attempt: Attempt | None,
+    path: Path,
+    offset: int,
+    limit: int,
+    tail: int | None,
+) -> LogPiece:
+    """From the other host, if one has it. 409 with its address if it does not answer."""
+    log = elsewhere(attempt, path)
+    if log is None:
+        return job_logs.tail(path, tail) if tail else job_logs.read(path, offset, limit)
+    if not log.address:
+        raise HttpError(409, not_read(log, request.get_full_path(), None))
+    try:
+        return log.tail(tail) if tail else log.read(offset, limit)
+    except Unreachable as error:
+        raise HttpError(409, not_read(log, request.get_full_path(), error)) from None
 
 
 @router.post(

@@ -13,13 +13,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
-from ninja.errors import HttpError
 
 from monitor.facts.hosts import HostFact
 from monitor.gpus.hosts import policy, rows
 from scheduler.execution.hosts.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
 from scheduler.jobs.lifecycle import probes as job_logs
-from scheduler.jobs.lifecycle.probes import LogPiece
 from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Attempt
 from scheduler.runner import files
@@ -128,23 +126,3 @@ def log_answer(ticket: str) -> HttpResponse:
     answer = HttpResponse(piece.data, content_type="application/octet-stream")
     answer[START], answer[SIZE] = str(piece.start), str(piece.size)
     return answer
-
-
-def log_piece(
-    request: HttpRequest,
-    attempt: Attempt | None,
-    path: Path,
-    offset: int,
-    limit: int,
-    tail: int | None,
-) -> LogPiece:
-    """From the other host, if one has it. 409 with its address if it does not answer."""
-    log = elsewhere(attempt, path)
-    if log is None:
-        return job_logs.tail(path, tail) if tail else job_logs.read(path, offset, limit)
-    if not log.address:
-        raise HttpError(409, not_read(log, request.get_full_path(), None))
-    try:
-        return log.tail(tail) if tail else log.read(offset, limit)
-    except Unreachable as error:
-        raise HttpError(409, not_read(log, request.get_full_path(), error)) from None

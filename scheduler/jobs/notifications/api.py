@@ -11,13 +11,16 @@ from django.urls import reverse
 from ninja import Field, Query, Router, Schema
 
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of
-from scheduler.facts.notices import NoticeKind
+from scheduler.facts.notices import (
+    LONGEST_ADDRESS,
+    LONGEST_QUICK_S,
+    MOST_FAILURES,
+    NoticeKind,
+)
 from scheduler.jobs.notifications import actions, rows
 from scheduler.models import NotificationSettings
 
 router = Router()
-LONGEST_ADDRESS = 2000
-MOST_FAILURES, LONGEST_QUICK_S = 100, 86_400
 
 
 class NotificationsBody(RequestBody):

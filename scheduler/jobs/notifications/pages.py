@@ -13,9 +13,14 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
 from monitor.facts.input_rules import character_problem
-from scheduler.facts.notices import NOTICE_WORDS, NoticeKind
+from scheduler.facts.notices import (
+    LONGEST_ADDRESS,
+    LONGEST_QUICK_S,
+    MOST_FAILURES,
+    NOTICE_WORDS,
+    NoticeKind,
+)
 from scheduler.jobs.notifications import actions, rows
-from scheduler.jobs.notifications.api import LONGEST_ADDRESS, LONGEST_QUICK_S, MOST_FAILURES
 from scheduler.models import NotificationSettings
 
 

@@ -23,7 +23,6 @@ from scheduler.facts.idle_work import SignalName
 from scheduler.jobs.pages.lines import GpuLink, gpu_links
 from scheduler.models import IdleChoice
 from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use
-from scheduler.submission.idle_work.api import bodies
 
 MOST_CHOICES, MOST_REASONS = 50, 2
 # A factor nearer to 1 explains no choice.
@@ -67,6 +66,9 @@ class TemplateLine:
 
 @require_safe
 def idle_work(request: HttpRequest) -> HttpResponse:
+    # With REST, which is loaded after the start.
+    from scheduler.submission.idle_work.api import bodies
+
     now = timezone.now()
     policy = thresholds.current(IdlePolicy)
     choices = list(IdleChoice.objects.order_by("-at", "-id")[:MOST_CHOICES])

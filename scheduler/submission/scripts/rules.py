@@ -12,15 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from math import inf, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import ValidationError
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
+# jsonschema is loaded with the first script: it would take a share of each start.
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
 
 # Patterns of a script's schema, matched so that no text of a user takes long.
 #
@@ -164,12 +163,15 @@ def schema_problem(schema: dict[str, Any]) -> str:
 
 
 def _dialect_problem(schema: dict[str, Any]) -> str:
-    error = next(_Validator(_Validator.META_SCHEMA).iter_errors(schema), None)
+    kind = _validator_class()
+    error = next(kind(kind.META_SCHEMA).iter_errors(schema), None)
     return f"This is no JSON Schema: {error.message[:LONGEST_MESSAGE]}." if error else ""
 
 
 def _reference_problem(schema: dict[str, Any]) -> str:
     """Follow all references at once: one may lead nowhere, or to itself."""
+    from referencing.exceptions import Unresolvable
+
     try:
         validator = _of(schema)
         for reference in set(texts_of(schema, "$ref", "$dynamicRef")):
@@ -226,6 +228,8 @@ def _pattern(
     validator: Any, pattern: str, value: object, _schema: object
 ) -> Iterator[ValidationError]:
     """The keyword `pattern`; a text that could take too long is refused."""
+    from jsonschema.exceptions import ValidationError
+
     if not validator.is_type(value, "string"):
         return
     text = str(value)
@@ -241,6 +245,8 @@ def _unique_items(
     validator: Any, is_wanted: object, value: object, _schema: object
 ) -> Iterator[ValidationError]:
     """The keyword `uniqueItems`. jsonschema compares each item with each other one."""
+    from jsonschema.exceptions import ValidationError
+
     if not is_wanted or not isinstance(value, list):
         return
     steps = _current.get()
@@ -280,28 +286,35 @@ def _counted(keyword: str, check: Check) -> Check:
 def _evolve(self: Any, **changes: Any) -> Any:
     """The validator of a part of the schema. jsonschema's own leaves this class for `$schema`."""
     _current.get().spend(OF_A_PART)
-    return _Validator(
+    return _validator_class()(
         schema=changes.get("schema", self.schema),
         _resolver=changes.get("_resolver", self._resolver),
         format_checker=self.format_checker,
     )
 
 
-_checks: dict[str, Check] = {
-    **Draft202012Validator.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items,
-}  # fmt: skip
-_Validator: Any = validators.extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator,
-    {keyword: _counted(keyword, check) for keyword, check in _checks.items()},
-)
-_Validator.evolve = _evolve
+@cache
+def _validator_class() -> Any:
+    from jsonschema import Draft202012Validator, validators
+
+    checks: dict[str, Check] = {
+        **Draft202012Validator.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items,
+    }  # fmt: skip
+    made: Any = validators.extend(  # type: ignore[no-untyped-call]
+        Draft202012Validator,
+        {keyword: _counted(keyword, check) for keyword, check in checks.items()},
+    )
+    made.evolve = _evolve
+    return made
 
 
 def _of(schema: dict[str, Any]) -> Any:
     """Names in the schema are looked up once here, and not again for each reference."""
+    from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
+
     root = DRAFT202012.create_resource(schema)
     registry = EMPTY_REGISTRY.with_resource(root.id() or "", root).crawl()
-    return _Validator(schema, _resolver=registry.resolver(root.id() or ""))
+    return _validator_class()(schema, _resolver=registry.resolver(root.id() or ""))
 
 
 @lru_cache(maxsize=64)
