@@ -1,4 +1,4 @@
-"""What a start loads, which decides how soon the first live frame is there."""
+"""A start loads only what the first live frame needs."""
 
 from __future__ import annotations
 

@@ -205,7 +205,11 @@ class BatchForm(forms.Form):
         widget=forms.Textarea({"rows": 4, **_box}),
     )
     file = forms.FileField(
-        required=False, label="Or a text file with items", help_text="One item per line."
+        required=False,
+        label="Or a text file with items",
+        help_text="One item per line.",
+        # A form is not stored, so there is no file to remove.
+        widget=forms.FileInput,
     )
     name = forms.CharField(required=False, label="Name (optional)", max_length=120)
     gpu_mode = forms.ChoiceField(
