@@ -43,10 +43,12 @@ PURE_STDLIB = {
     "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string", "types",
     "typing", "unicodedata", "zlib", "zoneinfo",
 }  # fmt: skip
-# Values of thresholds are validated by pydantic. The checks of jsonschema take no argument of ours,
-# so their steps are in a context variable.
+# pydantic validates values of thresholds, and writes and reads stored facts. The checks of
+# jsonschema take no argument of ours, so their steps are in a context variable.
 PURE_LIBRARIES = {
     "monitor.thresholds": {"pydantic"},
+    "monitor.gpus": {"pydantic", "pydantic_core"},
+    "monitor.usage": {"pydantic"},
     "scheduler.submission": {"contextvars", "jsonschema", "referencing"},
 }
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
@@ -67,8 +69,6 @@ READERS_OF_OWN_JSON = {
     "gpucoord_site.yielding",
     "monitor.incidents.rules.cpu",
     "monitor.runtime.probes.service_state",
-    "monitor.gpus.snapshot.codec",
-    "monitor.usage.policy.accounting_state",
     # A runner loads no module of the monitor. It catches RecursionError itself.
     "scheduler.runner.files",
     "scheduler.runner.guardian",
