@@ -19,7 +19,7 @@ from monitor.incidents.rows import patterns as pattern_rows
 from monitor.runtime.rows import periodic_tasks
 from monitor.thresholds import rows as thresholds
 from monitor.usage.policy.ranges import MESSAGES_KEPT, STATE_CHANGES_KEPT, RetentionPolicy
-from monitor.usage.rows import pruning, rollups
+from monitor.usage.rows import rollups
 
 R = TypeVar("R")
 TIMEOUT_S = 100
@@ -73,7 +73,7 @@ def find_patterns() -> int:
 def prune() -> dict[str, int]:
     """Delete rows older than the retention periods of settings and thresholds."""
     config, retention = settings.CONFIG, thresholds.current(RetentionPolicy)
-    periods = pruning.RetentionPeriods(
+    periods = rollups.RetentionPeriods(
         raw=timedelta(hours=config.raw_hours),
         minutes=timedelta(days=config.minute_days),
         hours=timedelta(days=config.hour_days),
@@ -81,7 +81,7 @@ def prune() -> dict[str, int]:
         state_changes=STATE_CHANGES_KEPT,
         messages=MESSAGES_KEPT,
     )
-    deleted = pruning.prune(periods, timezone.now())
+    deleted = rollups.prune(periods, timezone.now())
     periodic_tasks.done("prune", str(deleted), timezone.now())
     return deleted
 

@@ -13,7 +13,7 @@ class SchedulerConfig(AppConfig):
         from monitor.runtime import pages as status
         from monitor.runtime.rows.extensions import parts
         from monitor.thresholds import rows as thresholds
-        from monitor.usage.rows import pruning
+        from monitor.usage.rows import rollups
         from scheduler.catalogue import POLICIES, PROFILES, TOPICS
         from scheduler.disk import rows as cleaning_runs
         from scheduler.execution.steps import capabilities as host_capabilities
@@ -24,15 +24,15 @@ class SchedulerConfig(AppConfig):
         from scheduler.submission.intake import steps as intake_checks
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
-        pruning.register(quota_rows.too_old)
-        pruning.register(cleaning_runs.too_old)
-        pruning.register(job_files.expired_jobs)
+        rollups.register_outdated(quota_rows.too_old)
+        rollups.register_outdated(cleaning_runs.too_old)
+        rollups.register_outdated(job_files.expired_jobs)
         for old_rows in parts(
             "scheduler.language_models.model_services.rows.services:too_old",
             "scheduler.language_models.prompts.rows:too_old",
             "scheduler.submission.batches.rows.batches:expired",
         ):
-            pruning.register(old_rows)
+            rollups.register_outdated(old_rows)
         register_regions()
         status.register("scheduler/_accounts.html", intake_checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)

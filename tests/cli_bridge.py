@@ -15,7 +15,7 @@ from gpucoord_site.cli import connection
 from gpucoord_site.cli.client import Client
 from gpucoord_site.cli.transport import Answer
 from monitor.models import Agent
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 
 
 class DjangoTransport:
@@ -24,7 +24,7 @@ class DjangoTransport:
     url = "http://127.0.0.1:8000"
 
     def __init__(self, user: User, agent: Agent | None = None) -> None:
-        _, token = tokens.create_token(user, timezone.now(), agent=agent)
+        _, token = rows.create_token(user, timezone.now(), agent=agent)
         self.headers = {"authorization": f"Bearer {token}"}
         self._browser = Browser()
 

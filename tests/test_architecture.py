@@ -288,7 +288,7 @@ def test_json_of_others_is_read_by_one_function() -> None:
         return _calls(m) & {"json.load", "json.loads"}
 
     assert _offenders(reads, where=lambda m: m.name not in READERS_OF_OWN_JSON).keys() == {
-        "monitor.facts.json_text"
+        "monitor.facts.input_rules"
     }
     assert _offenders(reads).keys() >= READERS_OF_OWN_JSON
 

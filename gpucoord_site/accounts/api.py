@@ -13,7 +13,7 @@ from ninja.errors import HttpError
 
 from gpucoord_site.accounts import people
 from monitor.api import InvalidInput, PlainText, RequestBody
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 
 router = Router()
 
@@ -46,7 +46,7 @@ def add_user(request: HttpRequest, body: NewUserBody) -> Status[dict[str, Any]]:
     if body.like is not None:
         like = _named(body.like, "like")
     user = people.add(body.name, body.account, like, by=by, now=timezone.now())
-    return Status(201, {"name": user.get_username(), "account": os_accounts.name_of(user)})
+    return Status(201, {"name": user.get_username(), "account": rows.name_of(user)})
 
 
 @router.post(

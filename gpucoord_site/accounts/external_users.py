@@ -14,7 +14,7 @@ from django.db import IntegrityError, transaction
 from gpucoord_site.models import ExternalLogin
 from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows as os_accounts
 from scheduler.facts.model_services import OWNER
 
 logger = logging.getLogger(__name__)

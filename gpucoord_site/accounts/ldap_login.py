@@ -11,7 +11,7 @@ from django_auth_ldap.backend import LDAPBackend
 
 from gpucoord_site.accounts import external_users
 from gpucoord_site.accounts.external_users import NotAccepted
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 
 
 class LdapLogin(LDAPBackend):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class LdapLogin(LDAPBackend):  # type: ignore[misc]
 
     def _first_login(self, provider: str, subject: str, username: str, account: str | None) -> User:
         """A user who logged in by this OS account before is the same person, unless privileged."""
-        owner = None if account is None else os_accounts.user_of(account)
+        owner = None if account is None else rows.user_of(account)
         if owner is None:
             now = timezone.now()
             return external_users.create(provider, subject, username, now, account=account)

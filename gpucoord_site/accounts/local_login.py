@@ -26,9 +26,8 @@ from django.utils import timezone
 from gpucoord_site.config.settings import Config
 from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
 from monitor.journal.rows import audit
-from monitor.owners.accounts import policy
+from monitor.owners.accounts import policy, rows
 from monitor.owners.accounts.probes import PeerReader, credentials
-from monitor.owners.accounts.rows import os_accounts, tokens
 from scheduler.facts.model_services import OWNER
 
 TOKEN, LINK = "token", "link"
@@ -126,7 +125,7 @@ class LocalLogin:
 
     def _token(self, user: User, peer: Peer, now: datetime) -> dict[str, Any]:
         text, until = self._given.get(user.pk, ("", now))
-        if until - now < LEFT_AT_LEAST or tokens.find(text, now) is None:
+        if until - now < LEFT_AT_LEAST or rows.find(text, now) is None:
             text, until = give_token(user, self._config.node, now), now + LIVES
             self._given[user.pk] = (text, until)
         headers = {"X-Forwarded-Proto": "https"} if self._config.https else {}
@@ -139,7 +138,7 @@ class LocalLogin:
         }
 
     def _link(self, user: User, now: datetime) -> dict[str, Any]:
-        path = reverse("login-link", args=[tokens.create_link(user, now)])
+        path = reverse("login-link", args=[rows.create_link(user, now)])
         about = {"kind": "LOGIN_LINK_MADE", "user": user.get_username()}
         logger.info("A login link of %s was made", user.get_username(), extra=about)
         _audit("LOGIN_LINK_MADE", "made a login link", user, self._config.node, now)
@@ -148,7 +147,7 @@ class LocalLogin:
             "user": user.get_username(),
             "url": self._address,
             "public_url": self._config.public_url,
-            "seconds": round(tokens.LINK_LIVES.total_seconds()),
+            "seconds": round(rows.LINK_LIVES.total_seconds()),
         }
 
 
@@ -214,7 +213,7 @@ def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
     if account == OWNER:
         raise Refused(f"The account {OWNER} runs model servers, which are no users.")
     if rule.accounts is LocalAccounts.KNOWN:
-        user = os_accounts.user_of(account)
+        user = rows.user_of(account)
         if user is None:
             raise Refused(
                 f"The account {account} belongs to no user here (local_accounts = known)."
@@ -222,8 +221,8 @@ def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
             )
         return user
     try:
-        return os_accounts.person_of(account, now)
-    except os_accounts.NameTaken:
+        return rows.person_of(account, now)
+    except rows.NameTaken:
         raise Refused(
             f"The user {account} exists, but without the OS account {account}."
             " If both are you, an operator assigns it in the admin, under OS accounts."
@@ -233,7 +232,7 @@ def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
 def give_token(user: User, host: str, now: datetime) -> str:
     """A token that is valid on this host for LIVES. Expired ones of the user are deleted."""
     user.api_tokens.exclude(host="").filter(expires_at__lte=now).delete()
-    _, text = tokens.create_token(user, now, name=f"SSH login on {host}", lives=LIVES, host=host)
+    _, text = rows.create_token(user, now, name=f"SSH login on {host}", lives=LIVES, host=host)
     _audit("LOCAL_LOGIN", "logged in by OS account", user, host, now)
     about = {"kind": "LOCAL_LOGIN", "user": user.get_username()}
     logger.info("%s logged in by OS account", user.get_username(), extra=about)

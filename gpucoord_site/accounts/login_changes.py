@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from gpucoord_site.models import UserSession
 from monitor.models import ApiToken
-from monitor.owners.accounts.rows import os_accounts, tokens
-from monitor.pages.live.socket import LOGINS
+from monitor.owners.accounts import rows
+from monitor.pages.live.consumers import LOGINS
 from monitor.runtime.rows.wakeups import wake
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 
@@ -69,10 +69,10 @@ def _saved(
     """
     if created:
         if not raw and not getattr(instance, "has_listed_account", False):
-            now, origin = timezone.now(), os_accounts.SAME_NAME
-            os_accounts.assign(instance, instance.get_username(), now, origin)
+            now, origin = timezone.now(), rows.SAME_NAME
+            rows.assign(instance, instance.get_username(), now, origin)
         return
     might_be_off = update_fields is None or "is_active" in update_fields
     if might_be_off and not instance.is_active:
         job_changes.hold_all_of(instance, timezone.now())
-        tokens.revoke_all(instance)
+        rows.revoke_all(instance)

@@ -26,7 +26,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from monitor.journal.rows import audit
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 
 logger = logging.getLogger(__name__)
 # Values of Sec-Fetch-Site: the user typed or pasted the address, or came from a page of gpucoord.
@@ -41,7 +41,7 @@ def open_link(request: HttpRequest, secret: str) -> HttpResponse:
     if _is_no_visit(request):
         return HttpResponse(status=204)
     now = timezone.now()
-    owner = tokens.owner_of_link(secret, now)
+    owner = rows.owner_of_link(secret, now)
     if owner is not None and (_comes_from_elsewhere(request) or _is_another(request, owner)):
         context = {"owner": owner, "secret": secret}
         return render(request, "registration/link_confirm.html", context)
@@ -57,7 +57,7 @@ def confirm(request: HttpRequest, secret: str) -> HttpResponse:
 
 
 def _use(request: HttpRequest, secret: str, now: datetime) -> HttpResponse:
-    user = tokens.use_link(secret, now)
+    user = rows.use_link(secret, now)
     if user is None:
         logger.warning("A login link was refused", extra={"kind": "LOGIN_LINK_REFUSED"})
         return render(request, "registration/link_refused.html", status=403)

@@ -19,7 +19,7 @@ from django.utils.http import urlsafe_base64_encode
 
 from monitor.api import InvalidInput
 from monitor.journal.rows import audit
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from scheduler.facts.model_services import OWNER
 from scheduler.limits.quotas import actions as quotas
 
@@ -59,7 +59,7 @@ def add(
     """
     if OWNER in (name, account):
         raise InvalidInput([("name", NO_PERSON)])
-    if problem := os_accounts.name_problem(account or name):
+    if problem := rows.name_problem(account or name):
         raise InvalidInput([("account", problem)])
     user = User(username=name, date_joined=now, is_staff=is_operator)
     user.set_unusable_password()
@@ -70,7 +70,7 @@ def add(
         problems = error.message_dict.items()
         raise InvalidInput([("name", " ".join(texts)) for _, texts in problems]) from None
     user.save()
-    if not os_accounts.assign(user, account or name, now, ADDED):
+    if not rows.assign(user, account or name, now, ADDED):
         raise InvalidInput([("account", f"{account or name} is the OS account of another user.")])
     if like is not None:
         user.groups.set(like.groups.all())

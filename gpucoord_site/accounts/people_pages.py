@@ -29,7 +29,7 @@ from monitor.api import InvalidInput
 from monitor.facts.accounts import AccountRanges
 from monitor.journal.rows import audit
 from monitor.models import ApiToken, OsAccount
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows as os_accounts
 from monitor.owners.identity.probes.credentials import account_ranges
 from monitor.usage.history.pages.content import window as history_window
 from monitor.usage.rows import sums

@@ -19,7 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from gpucoord_site.models import UserSession
-from monitor.usage.rows import pruning
+from monitor.usage.rows import rollups
 
 # A session ends after this time also when it is in use.
 LONGEST = timedelta(days=14)
@@ -30,7 +30,7 @@ USE_IS_SAVED_EVERY_S = 300.0
 def listen() -> None:
     """Fill in new sessions, and prune those that are over."""
     user_logged_in.connect(_remember, dispatch_uid="user_sessions")
-    pruning.register(_too_old)
+    rollups.register_outdated(_too_old)
 
 
 class Sessions(SessionMiddleware):
@@ -95,7 +95,7 @@ def _is_polled(request: HttpRequest) -> bool:
     return request.method == "GET" and "HX-Request" in request.headers
 
 
-def _too_old(keep: pruning.RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
+def _too_old(keep: rollups.RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     yield UserSession.objects.filter(expire_date__lte=now)
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.runtime.probes import disk_space
 
 FORMAT = 1
@@ -135,7 +135,7 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> Manifest:
         raise BackupError("its first file is not manifest.json.")
     if first.size > LARGEST_SMALL:
         raise BackupError("its manifest is too large.")
-    manifest = _parsed(json_text.parse(_content(tar, first).read(LARGEST_SMALL)))
+    manifest = _parsed(input_rules.parse_json(_content(tar, first).read(LARGEST_SMALL)))
     missing = set(manifest.files)
     while (member := tar.next()) is not None:
         name = _checked(member).name

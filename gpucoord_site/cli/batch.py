@@ -15,7 +15,7 @@ from gpucoord_site.cli import connection
 from gpucoord_site.cli.parsing import Parser
 from gpucoord_site.cli.script_files import BadScript
 from gpucoord_site.cli.submit import named_values
-from monitor.facts import json_text
+from monitor.facts import input_rules
 
 OURS = 125
 
@@ -85,7 +85,7 @@ def _items(source: str) -> list[str]:
 def _of_file(path: Path) -> list[str]:
     try:
         if path.suffix == ".json":
-            items = json_text.parse(path.read_text(encoding="utf-8"))
+            items = input_rules.parse_json(path.read_text(encoding="utf-8"))
             if not isinstance(items, list):
                 raise UnreadableInput(f"{path} must contain a JSON list")
             return [item if isinstance(item, str) else json.dumps(item) for item in items]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, tables
-from monitor.facts.incident_answers import INCIDENT_ANSWERS
+from monitor.facts.incidents import INCIDENT_ANSWERS
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gpucoord_site.cli import local_login
 from gpucoord_site.config.file import default_data_folder
-from monitor.facts import json_text
+from monitor.facts import input_rules
 
 # As monitor/runtime/probes/service_state.py writes it, which clients do not have.
 STATE = Path("run/service.json")
@@ -69,7 +69,7 @@ def of_data_folder() -> Iterator[str]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path.stat().st_uid not in {0, os.geteuid()}:
             return
-        state = json_text.parse(path.read_bytes())
+        state = input_rules.parse_json(path.read_bytes())
         command = Path(f"/proc/{int(state['pid'])}/cmdline").read_bytes()
         if command.decode(errors="replace") == state["command"]:
             yield str(state["address"]).rstrip("/")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 
 # Only root can make a folder below /run, so its owner is the service account that root chose.
 SYSTEM_FOLDER = Path("/run/gpucoord")
@@ -99,7 +99,7 @@ def _exchange(connection: socket.socket, request: str, path: Path) -> dict[str, 
     except OSError as error:
         raise LoginRefused(f"The login socket {path} does not answer ({error}).") from None
     try:
-        answer = json_text.parse(data)
+        answer = input_rules.parse_json(data)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):

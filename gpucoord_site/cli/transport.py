@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from gpucoord_site.cli import local_login
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.owners.identity.probes.listeners import is_on_this_host, needs_privilege, peer_uids
 
 CONNECT_S = 5.0
@@ -43,7 +43,7 @@ class Answer:
 
     def json(self) -> Any:
         """Raises ValueError."""
-        return json_text.parse(self.content)
+        return input_rules.parse_json(self.content)
 
 
 class Transport:

@@ -10,7 +10,7 @@ from zoneinfo import available_timezones
 from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.owners.accounts.policy import parse_rule
 from monitor.thresholds.policy import nearest
 
@@ -100,7 +100,7 @@ Text = Annotated[str, BeforeValidator(lambda v: v.strip() if isinstance(v, str) 
 def _ranks(value: object) -> dict[str, float]:
     """`{"RTX 9090": 900}`: a table in the file, JSON in a variable."""
     try:
-        table: Any = json_text.parse(value) if isinstance(value, str) else value
+        table: Any = input_rules.parse_json(value) if isinstance(value, str) else value
         ranks = {str(model): float(rank) for model, rank in dict(table).items()}
         if all(rank > 0 for rank in ranks.values()):
             return ranks
@@ -112,7 +112,7 @@ def _ranks(value: object) -> dict[str, float]:
 def _tables(value: object) -> dict[str, Any]:
     """`{"hogs": {…}}`: tables in the file, JSON in a variable."""
     try:
-        tables: Any = json_text.parse(value) if isinstance(value, str) else value
+        tables: Any = input_rules.parse_json(value) if isinstance(value, str) else value
     except ValueError:
         tables = None
     if isinstance(tables, dict):

@@ -23,14 +23,14 @@ from gpucoord_site.accounts.api import router as user_router
 from gpucoord_site.http import problems, rate_limits, security_log
 from gpucoord_site.http.api_errors import handle_errors
 from monitor.api import refuse_unknown_parameters
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.gpus.api.control import router as gpu_router
-from monitor.gpus.api.hosts import router as host_router
-from monitor.gpus.api.readings import router as monitor_router
+from monitor.gpus.api import gpu_router as gpu_router
+from monitor.gpus.api import host_router as host_router
+from monitor.gpus.api import router as monitor_router
 from monitor.incidents.api import router as incident_router
 from monitor.models import Agent
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from monitor.runtime.rows.extensions import part
 from monitor.thresholds.api import router as policy_router
 from monitor.usage.history.api import router as history_router
@@ -149,7 +149,7 @@ class JsonBody(Parser):
     def parse_body(self, request: HttpRequest) -> Any:
         """The value. Any exception becomes 400."""
         text = request.body.decode("utf-8-sig")
-        return json_text.parse(text, allows_nan=False)
+        return input_rules.parse_json(text, allows_nan=False)
 
 
 UNAUTHENTICATED = (
@@ -172,7 +172,7 @@ class Token(HttpBearer):
     """A token of a user. Without the scope `operate`, its user has no rights of staff."""
 
     def authenticate(self, request: HttpRequest, token: str) -> User:
-        row = tokens.find(token.strip(), timezone.now())
+        row = rows.find(token.strip(), timezone.now())
         if row is None:
             security_log.token_refused(request)
             raise AuthenticationError(message=REFUSED)
@@ -183,7 +183,7 @@ class Token(HttpBearer):
         had_staff_rights = row.user.is_staff
         if row.agent is not None:
             _check_agent(request, row.agent)
-        user = tokens.user_within(row)
+        user = rows.user_within(row)
         request.lacks_operate = had_staff_rights and not user.is_staff  # type: ignore[attr-defined]
         return user
 

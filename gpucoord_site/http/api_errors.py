@@ -17,7 +17,7 @@ from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailabl
 from gpucoord_site.http.middleware import Middleware
 from gpucoord_site.http.rate_limits import TooManyRequests
 from monitor.api import SENTENCE, InvalidInput
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from scheduler.facts import job_fields
 from scheduler.queue.planner.admission import QUEUE
 from scheduler.submission.intake.actions import KEY_HEADER
@@ -176,7 +176,7 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
 def _of_other_fields(request: HttpRequest, wrong: set[str]) -> list[tuple[str, str, None]]:
     """Mistakes in the fields of a job that have the right JSON types."""
     try:
-        body = json_text.parse(request.body)
+        body = input_rules.parse_json(request.body)
     except ValueError:
         return []
     if not isinstance(body, dict):

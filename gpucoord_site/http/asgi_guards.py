@@ -17,7 +17,7 @@ from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
 
 from gpucoord_site.http import problems
-from monitor.pages.live.socket import Receive, Scope, Send
+from monitor.pages.live.consumers import Receive, Scope, Send
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 HttpApplication = Callable[[Any, Any, Any], Awaitable[Any]]

@@ -21,9 +21,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from gpucoord_site import __version__
 from gpucoord_site.http import security_log
 from gpucoord_site.http.client_address import is_within
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from monitor.pages.metrics import collector as monitor_metrics
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from monitor.runtime.rows.extensions import parts
 from scheduler import metrics as scheduler_metrics
 
@@ -47,7 +47,7 @@ def refusal(request: HttpRequest, allowed: Sequence[str], now: datetime) -> str 
     """Why the client may not read the metrics; None = it may."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        if tokens.authenticate(token.strip(), now):
+        if rows.authenticate(token.strip(), now):
             return None
         security_log.token_refused(request)
         return REFUSED

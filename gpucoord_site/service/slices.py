@@ -23,7 +23,7 @@ from gpucoord_site.service import loops
 from gpucoord_site.service.lifeline import Lifeline
 from gpucoord_site.service.logs import masked
 from monitor.gpus.policy.hangs import hang_text
-from monitor.gpus.sampling.probes.nvml.faults import patience_s
+from monitor.gpus.sampling.probes.nvml.calls import patience_s
 from monitor.journal.rows import events
 from monitor.models import Lease
 from monitor.runtime.facts import Step

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 
 from monitor.facts.accounts import LocalAccounts
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
@@ -46,7 +46,7 @@ def line() -> str:
 def terminal_account(user: User) -> str:
     """The OS account that logs this user in at a terminal of the server; "" if none does."""
     rule = settings.CONFIG.local_rule.accounts
-    account = os_accounts.name_of(user) or ""
+    account = rows.name_of(user) or ""
     # With OWN, the commands of other accounts are refused.
     is_refused = rule is LocalAccounts.OWN and _uid_of(account) != os.geteuid()
     if rule is LocalAccounts.NONE or is_refused or _uid_of(account) is None:

@@ -22,7 +22,7 @@ from monitor.admin.base import ReadOnly
 from monitor.facts.accounts import TokenScope, scopes_of, scopes_text, up_to
 from monitor.journal.rows import audit
 from monitor.models import Agent, ApiToken, LoginLink, OsAccount
-from monitor.owners.accounts.rows import os_accounts, tokens
+from monitor.owners.accounts import rows
 
 
 class OsAccountForm(ModelForm):  # type: ignore[type-arg]
@@ -36,7 +36,7 @@ class OsAccountForm(ModelForm):  # type: ignore[type-arg]
 
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"].strip()
-        if problem := os_accounts.name_problem(name):
+        if problem := rows.name_problem(name):
             raise ValidationError(problem)
         return name
 
@@ -168,7 +168,7 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return
         until = obj.expires_at
         scopes = scopes_of(obj.scopes)
-        row, text = tokens.create_token(obj.user, timezone.now(), name=obj.name, scopes=scopes)
+        row, text = rows.create_token(obj.user, timezone.now(), name=obj.name, scopes=scopes)
         row.expires_at = until
         row.save(update_fields=["expires_at"])
         obj.__dict__.update(row.__dict__)

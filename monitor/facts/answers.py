@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from monitor.facts.formats import duration, gib, percent
 
@@ -75,3 +75,15 @@ def values_of(
         field.name: None if field.is_private and not sees_all else field.of(record)
         for field in fields
     }
+
+
+# A fact from a record with the same attributes, such as a row.
+
+
+Fact = TypeVar("Fact")
+
+
+def fact_from(kind: type[Fact], record: object, /, **others: Any) -> Fact:
+    """The dataclass `kind` with `others`, and the attributes of the record for all other fields."""
+    names = kind.__dataclass_fields__.keys() - others.keys()  # type: ignore[attr-defined]
+    return kind(**{name: getattr(record, name) for name in names}, **others)

@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from datetime import UTC, datetime
+from typing import Any
 
 # Times outside cannot be shown in every time zone, and mean nothing to a scheduler.
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -103,3 +104,21 @@ def _escape(character: str) -> str:
     if number < 0x100:
         return f"\\x{number:02x}"
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+# JSON that other programs and users wrote.
+
+
+def parse_json(text: str | bytes, *, allows_nan: bool = True) -> Any:
+    """The value. Raises ValueError, also for a text that is nested too deeply.
+
+    allows_nan: whether NaN and Infinity are read, which Python writes although they are no JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=None if allows_nan else _refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from monitor.facts.bounds import MOST_MEMORY, MOST_POWER, PERCENT
-from monitor.facts.gpu_fields import Gauge, Meter, Rollup, declared, figure
+from monitor.facts.gpu_fields import (
+    MOST_MEMORY,
+    MOST_POWER,
+    PERCENT,
+    Gauge,
+    Meter,
+    Rollup,
+    declared,
+    figure,
+)
 from monitor.facts.gpu_states import Condition, GpuState, HealthReading, Xid
 from monitor.facts.hosts import Limits, used_pct
 from monitor.facts.presence import OwnerReading

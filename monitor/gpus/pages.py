@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from monitor.api import posted_text
-from monitor.gpus import actions as gpu_actions
+from monitor.gpus import rows as gpu_actions
 from monitor.models import Gpu
 from monitor.pages.live.pages import viewer_of
 

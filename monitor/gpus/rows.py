@@ -1,4 +1,4 @@
-"""Closures of GPUs (a closed GPU gets no new jobs), and GPUs by their number."""
+"""Operator actions on a GPU: pause, resume, end its quarantine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from datetime import datetime
 from django.db import transaction
 from django.db.models import QuerySet
 
+from monitor.facts.answers import fact_from
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
-from monitor.facts.records import fact_from
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.journal.rows import audit, events
 from monitor.models import Gpu, GpuClosure
 from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.wakeups import wake
+
+# Closures of GPUs (a closed GPU gets no new jobs), and GPUs by their number.
 
 
 def on(host: str) -> list[ClosureFact]:
@@ -60,3 +65,49 @@ def uuids_of(texts: list[str], host: str) -> list[str]:
         for index, uuid in Gpu.objects.filter(host=host).values_list("index", "uuid")
     }
     return list(dict.fromkeys(numbered.get(text.strip(), text.strip()) for text in texts))
+
+
+REASON_LIMIT = 200
+
+
+def pause(gpu: Gpu, by: str, reason: str, now: datetime) -> bool:
+    """No new jobs start on the GPU; running jobs continue. False: it was already paused."""
+    reason = " ".join(reason.split())[:REASON_LIMIT]
+    fact = ClosureFact(gpu_uuid=gpu.uuid, kind=ClosureKind.PAUSED, since=now, by=by, reason=reason)
+    with transaction.atomic():
+        if not close(fact, gpu.host):
+            return False
+        why = f": {reason}" if reason else "."
+        _tell("GPU_PAUSED", f"{by} paused GPU {gpu.index}{why}", gpu, by, now)
+    return True
+
+
+def resume(gpu: Gpu, by: str, now: datetime) -> bool:
+    """Allow new jobs again. False: the GPU was not paused."""
+    with transaction.atomic():
+        if not reopen([gpu.uuid], ClosureKind.PAUSED, now):
+            return False
+        _tell("GPU_RESUMED", f"{by} let GPU {gpu.index} take work again.", gpu, by, now)
+    return True
+
+
+def release(gpu: Gpu, by: str, now: datetime) -> bool:
+    """End the quarantine although memory is still in use. False: there was no quarantine."""
+    with transaction.atomic():
+        if not reopen([gpu.uuid], ClosureKind.QUARANTINED, now):
+            return False
+        # Otherwise the next sweep would quarantine it again.
+        ended = [
+            c.row for c in snapshots.held_claims(gpu.host) if c.gpu_uuid == gpu.uuid and c.until
+        ]
+        snapshots.mark_claims_freed([row for row in ended if row is not None], now)
+        text = f"{by} ended the quarantine of GPU {gpu.index}."
+        _tell("GPU_QUARANTINE_OVER", text, gpu, by, now)
+    return True
+
+
+def _tell(kind: str, text: str, gpu: Gpu, by: str, now: datetime) -> None:
+    audit.note(kind, text, by=by, now=now, subject=f"GPU {gpu.uuid}")
+    events.add(kind, text, now=now, host=gpu.host, gpu_uuid=gpu.uuid)
+    wake("scheduler")
+    wake("live")

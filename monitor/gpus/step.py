@@ -15,8 +15,8 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus import rows as availability
 from monitor.gpus.policy import presence as presence_detection
 from monitor.gpus.policy.changes import Note
-from monitor.gpus.policy.cooling import Cooling, judge
 from monitor.gpus.policy.presence import PresencePolicy
+from monitor.gpus.policy.states import Cooling, judge
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.rows.item_isolation import ItemIsolation

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_model
 from monitor.facts.answers import values_of
-from monitor.facts.incident_answers import FACET_ANSWERS, INCIDENT_ANSWERS
+from monitor.facts.incidents import FACET_ANSWERS, INCIDENT_ANSWERS
 from monitor.incidents import actions
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.pages import listing as incident_listing

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from monitor.facts.severity import SEVERITIES, harm
+from monitor.facts.incidents import SEVERITIES, harm
 
 SUSTAINED, FAIR_SHARE, MEMORY_HOG = "sustained", "fair_share", "memory_hog"
 LEAK, IDLE_HELD, ORPHANED = "leak", "idle_held", "orphaned"

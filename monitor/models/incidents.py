@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.conf import settings
 from django.db import models
 
-from monitor.facts.severity import worst_part
+from monitor.facts.incidents import worst_part
 from monitor.models.journal import Event
 
 

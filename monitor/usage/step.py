@@ -12,7 +12,7 @@ from datetime import datetime
 
 from monitor.facts.readings import GpuReading, GpuSweep, ProcessReading
 from monitor.facts.usage import GpuMark
-from monitor.usage.policy import accounting_state
+from monitor.usage.policy import accounting
 from monitor.usage.policy.accounting import ProcessUses, UsePolicy
 from monitor.usage.rows import processes as process_rows
 
@@ -43,7 +43,7 @@ class Ledger:
     def resume(self, carried: str) -> None:
         """Continue where the previous sampler stopped; `carried` is the state of its last tick."""
         try:
-            restored = accounting_state.loads(carried, self._probe, self._policy)
+            restored = accounting.loads(carried, self._probe, self._policy)
         except (ValueError, KeyError, TypeError):
             text = "Cannot restore usage accounting state from the previous sampler"
             logger.warning(text, exc_info=True, extra={"kind": "ACCOUNT_UNREADABLE"})
@@ -72,7 +72,7 @@ class Ledger:
 
     def carry(self, is_written: bool = False) -> str:
         """The state for the next sampler, without the records that are stored now."""
-        return accounting_state.dumps(self._probe, self._uses, self._marks, is_written)
+        return accounting.dumps(self._probe, self._uses, self._marks, is_written)
 
     def is_due(self, now: datetime) -> bool:
         last = self._written_at

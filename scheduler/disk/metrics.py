@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from monitor.journal.rows import counters
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.steps import folders

@@ -12,7 +12,7 @@ from django.db.models import Model, Q, QuerySet
 from monitor.facts.input_rules import escaped
 from monitor.journal.rows import audit, counters
 from monitor.runtime.rows.prepared import compiled_once
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.disk.facts import Candidate, CleanResult
 from scheduler.facts.jobs import JobState
 from scheduler.models import CleaningRun, Job

@@ -10,7 +10,7 @@ from enum import StrEnum
 from math import sqrt
 from typing import Any
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.facts.input_rules import is_storable
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.notices import NoticeKind
@@ -346,7 +346,7 @@ def read_result(text: bytes) -> dict[str, Any] | None:
     if len(text) > LARGEST_RESULT:
         return {"problem": f"The result file is larger than {LARGEST_RESULT // 1024} KiB."}
     try:
-        output = json_text.parse(text, allows_nan=False)
+        output = input_rules.parse_json(text, allows_nan=False)
         stored = json.dumps(output, ensure_ascii=False)
     except (ValueError, RecursionError):
         return {"problem": "The result file is no JSON."}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from scheduler.runner.accounts import Account
 from scheduler.runner.commands import run_command
 from scheduler.runner.spawning import interpreter
@@ -39,7 +39,7 @@ def list_folders(path: str, account: Account, closed: Path) -> Listing:
     result = run_command(argv, timeout_s=LONGEST_S)
     if not result.is_ok:
         return Listing(path, problem=f"The folder could not be read: {result.errors[-200:]}.")
-    answer = json_text.parse(result.output)
+    answer = input_rules.parse_json(result.output)
     return Listing(
         answer["path"],
         answer["parent"],

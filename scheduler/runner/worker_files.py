@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from scheduler.facts.batches import Answer
 from scheduler.facts.jobs import LARGEST_RESULT
 from scheduler.runner import files
@@ -57,7 +57,7 @@ def _answer(text: bytes) -> Answer:
     if len(text) > LARGEST_RESULT:
         return Answer(ended=0.0, error=TOO_LARGE)
     try:
-        body = json_text.parse(text)
+        body = input_rules.parse_json(text)
         job, attempt, began = int(body["job"]), int(body["attempt"]), float(body["began"])
         ended = float(body["ended"]) if "ended" in body else None
         if not (isfinite(began) and isfinite(ended or 0.0)):

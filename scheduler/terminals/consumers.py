@@ -27,10 +27,10 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError
 from django.utils import timezone
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.owners.accounts.rows import tokens
-from monitor.pages.live.socket import (
+from monitor.owners.accounts import rows as tokens
+from monitor.pages.live.consumers import (
     FAILED,
     FLOODING,
     INPUT_RECHECK_S,
@@ -180,7 +180,7 @@ class Session:
         if len(text) > 100:
             raise Closed(MALFORMED)
         try:
-            message = json_text.parse(text)
+            message = input_rules.parse_json(text)
             if "size" in message:
                 rows, columns = message["size"]
                 size = (min(MOST_CELLS, max(1, int(cells))) for cells in (rows, columns))

@@ -21,7 +21,7 @@ from gpucoord_site.cli import jobs as jobs_command
 from gpucoord_site.cli import quota as quota_command
 from monitor.facts.formats import part
 from monitor.pages.metrics import collector
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.timeline import pages as timeline

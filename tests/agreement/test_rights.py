@@ -23,7 +23,7 @@ from monitor.incidents.pages.listing import REGION
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
 from monitor.pages.metrics import collector
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from reports.figures.actions import build
 from reports.periods import policy as periods
 from scheduler.facts.jobs import Requirement

@@ -218,16 +218,16 @@ def _measure(client: Any, path: str) -> tuple[float, list[float]]:
 
 def rolling(now: datetime) -> None:
     """Cost of the tasks of each minute: nothing new first, then a minute of samples."""
-    from monitor.usage.rows import pruning, rollups
+    from monitor.usage.rows import rollups
 
     for what, run in (
         ("roll up", lambda: rollups.roll_up(now)),
         ("again", lambda: rollups.roll_up(now)),
         ("hours of processes", lambda: rollups.roll_up_processes(now)),
-        ("prune", lambda: pruning.prune(pruning.RetentionPeriods(raw=timedelta(hours=2)), now)),
+        ("prune", lambda: rollups.prune(rollups.RetentionPeriods(raw=timedelta(hours=2)), now)),
         (
             "prune again",
-            lambda: pruning.prune(pruning.RetentionPeriods(raw=timedelta(hours=2)), now),
+            lambda: rollups.prune(rollups.RetentionPeriods(raw=timedelta(hours=2)), now),
         ),
     ):
         before = time.perf_counter()

@@ -93,7 +93,7 @@ def _requests(user: Any) -> tuple[float, float]:
     from django.utils import timezone
 
     from monitor.gpus.snapshot import rows as snapshots
-    from monitor.owners.accounts.rows.tokens import create_token
+    from monitor.owners.accounts.rows import create_token
     from tests.builders import process, snapshot
 
     # As a server with 8 GPUs and 24 processes has it.

@@ -33,7 +33,7 @@ def _tokens() -> dict[str, str]:
 
     from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import Incident
-    from monitor.owners.accounts.rows import tokens
+    from monitor.owners.accounts import rows as account_rows
     from scheduler.models import TimeWindow
     from tests import jobs_made
     from tests.builders import gpu_uuid, process, snapshot
@@ -53,7 +53,7 @@ def _tokens() -> dict[str, str]:
             user=owner.username, severity="info", text="GPU 0 is overused",
             since_at=now - timedelta(hours=1), opened_at=now, last_seen_at=now,
         )  # fmt: skip
-    return {each.username: tokens.create_token(each, now)[1] for each in (user, superuser)}
+    return {each.username: account_rows.create_token(each, now)[1] for each in (user, superuser)}
 
 
 if __name__ == "__main__":

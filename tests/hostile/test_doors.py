@@ -16,7 +16,7 @@ from gpucoord_site.cli.client import RequestFailed
 from gpucoord_site.cli.mcp_server import Tools
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.models import IdleTemplate, Job, JobPreset, Quota, ScriptDefinition
 from scheduler.submission.batches import actions as batches
@@ -45,7 +45,7 @@ def send(request: pytest.FixtureRequest, alice: User) -> Send:
     if request.param == "session":
         browser.force_login(alice)
     else:
-        _, token = tokens.create_token(alice, timezone.now())
+        _, token = rows.create_token(alice, timezone.now())
         headers = {"authorization": f"Bearer {token}"}
 
     def sent(method: str, path: str, body: dict[str, Any]) -> Any:
@@ -111,7 +111,7 @@ def test_a_job_waits_for_no_job_of_its_own_to_pass_the_limit(send: Send, alice: 
 
 
 def test_a_token_that_reads_submits_nothing(alice: User) -> None:
-    _, token = tokens.create_token(alice, timezone.now(), scopes=[TokenScope.READ])
+    _, token = rows.create_token(alice, timezone.now(), scopes=[TokenScope.READ])
     headers = {"authorization": f"Bearer {token}"}
     for path, body in (("/api/jobs/", JOB), ("/api/batches/", JOB | {"items": ["a"]})):
         answer = Client().post(path, json.dumps(body), "application/json", headers=headers)
@@ -171,7 +171,7 @@ def test_tools_of_an_agent_pass_no_limit_of_the_user(tools: Tools, alice: User) 
 
 
 def test_no_field_makes_a_job_of_an_agent_keep_its_gpu(agent: Agent) -> None:
-    _, token = tokens.create_token(agent.user, timezone.now(), agent=agent)
+    _, token = rows.create_token(agent.user, timezone.now(), agent=agent)
     headers = {"authorization": f"Bearer {token}"}
     wanted = JOB | {"preemptible": False, "grace": "10m", "blocking": True}
     answer = Client().post("/api/jobs/", json.dumps(wanted), "application/json", headers=headers)

@@ -8,15 +8,15 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.live import regions
+from monitor.pages.live import frames
 from tests.builders import GIB, NOW, gpu, process, snapshot
 
 
 @pytest.fixture
 def only_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dashboard without the regions of other apps."""
-    kept = {"incidents": regions._registered["incidents"]}
-    monkeypatch.setattr(regions, "_registered", kept)
+    kept = {"incidents": frames._registered["incidents"]}
+    monkeypatch.setattr(frames, "_registered", kept)
 
 
 def crowd(gpus: int, processes: int) -> list[ProcessReading]:

@@ -17,8 +17,8 @@ from gpucoord_site.config.settings import Config, ConfigError
 from gpucoord_site.models import UserSession
 from gpucoord_site.service.startup import make_first_admin
 from monitor.models import ApiToken
-from monitor.owners.accounts.rows import tokens
-from monitor.usage.rows import pruning
+from monitor.owners.accounts import rows
+from monitor.usage.rows import rollups
 from tests.builders import PASSWORD
 
 pytestmark = pytest.mark.django_db
@@ -85,7 +85,7 @@ def test_wrong_passwords_end_the_session(alice: User, as_user: SignIn) -> None:
 def test_a_new_password_revokes_tokens_only_on_request(
     alice: User, as_user: SignIn, box: dict[str, str], left: int
 ) -> None:
-    tokens.create_token(alice, timezone.now())
+    rows.create_token(alice, timezone.now())
     change(as_user(alice), **box)
 
     assert ApiToken.objects.filter(user=alice).count() == left
@@ -103,8 +103,8 @@ def test_a_user_makes_a_token_that_expires(alice: User, as_user: SignIn) -> None
     text = token_on(answer)
     row = ApiToken.objects.get()
 
-    assert tokens.authenticate(text, timezone.now()) == alice
-    assert tokens.authenticate(text, timezone.now() + timedelta(days=31)) is None
+    assert rows.authenticate(text, timezone.now()) == alice
+    assert rows.authenticate(text, timezone.now() + timedelta(days=31)) is None
     assert "no-store" in answer["Cache-Control"]
     page = client.get("/account/").content.decode()
     assert "laptop" in page
@@ -135,8 +135,8 @@ def test_a_user_has_a_limited_number_of_tokens(
 
 
 def test_a_user_revokes_their_own_tokens_only(alice: User, bob: User, as_user: SignIn) -> None:
-    mine, _ = tokens.create_token(alice, timezone.now())
-    other, _ = tokens.create_token(bob, timezone.now())
+    mine, _ = rows.create_token(alice, timezone.now())
+    other, _ = rows.create_token(bob, timezone.now())
     client = as_user(alice)
 
     assert client.post(f"/account/tokens/{mine.pk}/revoke/").status_code == 302
@@ -148,7 +148,7 @@ def test_the_page_shows_no_token_and_no_session_of_another_user(
     alice: User, bob: User, as_user: SignIn
 ) -> None:
     as_user(bob)
-    other, _ = tokens.create_token(bob, timezone.now(), name="secret project")
+    other, _ = rows.create_token(bob, timezone.now(), name="secret project")
     page = as_user(alice).get("/account/").content.decode()
 
     assert "secret project" not in page
@@ -157,10 +157,10 @@ def test_the_page_shows_no_token_and_no_session_of_another_user(
 
 
 def test_a_token_ends_with_its_account(alice: User) -> None:
-    _, text = tokens.create_token(alice, timezone.now())
+    _, text = rows.create_token(alice, timezone.now())
     alice.is_active = False
     alice.save()
-    assert tokens.authenticate(text, timezone.now()) is None
+    assert rows.authenticate(text, timezone.now()) is None
 
     alice.delete()
     assert not ApiToken.objects.exists()
@@ -265,11 +265,11 @@ def test_a_busy_session_is_saved_rarely(alice: User, as_user: SignIn, time_machi
 
 def test_sessions_that_are_over_are_deleted(alice: User, as_user: SignIn) -> None:
     as_user(alice)
-    keep = pruning.RetentionPeriods(raw=timedelta(hours=2))
-    pruning.prune(keep, timezone.now())
+    keep = rollups.RetentionPeriods(raw=timedelta(hours=2))
+    rollups.prune(keep, timezone.now())
     assert UserSession.objects.count() == 1
 
-    pruning.prune(keep, timezone.now() + timedelta(hours=13))
+    rollups.prune(keep, timezone.now() + timedelta(hours=13))
     assert not UserSession.objects.exists()
 
 

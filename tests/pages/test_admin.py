@@ -37,7 +37,7 @@ from monitor.models import (
     ProcessMinute,
     Response,
 )
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows as tokens
 from monitor.usage.rows import rollups
 from scheduler.models import (
     Attempt,

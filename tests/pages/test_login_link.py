@@ -8,13 +8,13 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.models import AuditEntry, LoginLink
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 
 pytestmark = pytest.mark.django_db
 
 
 def link(user: User, age_s: float = 0.0) -> str:
-    return f"/login/link/{tokens.create_link(user, timezone.now() - timedelta(seconds=age_s))}/"
+    return f"/login/link/{rows.create_link(user, timezone.now() - timedelta(seconds=age_s))}/"
 
 
 def test_a_login_link_opens_the_page_as_its_user(client: Client, alice: User) -> None:
@@ -63,13 +63,13 @@ def test_a_deactivated_user_cannot_use_a_link(client: Client, alice: User) -> No
 
 
 def test_the_link_is_not_stored(alice: User) -> None:
-    secret = tokens.create_link(alice, timezone.now())
+    secret = rows.create_link(alice, timezone.now())
 
     assert secret not in str(LoginLink.objects.values())
 
 
 def test_deactivation_revokes_tokens_and_links(alice: User) -> None:
-    tokens.create_token(alice, timezone.now())
+    rows.create_token(alice, timezone.now())
     link(alice)
     alice.is_active = False
     alice.save()

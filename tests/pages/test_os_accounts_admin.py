@@ -8,7 +8,7 @@ from django.test import Client
 
 from gpucoord_site.accounts import external_users
 from monitor.models import AuditEntry, OsAccount
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +23,7 @@ def test_a_superuser_assigns_an_account_and_the_change_is_audited(
     answer = as_user(root).post(f"{LIST}{row.pk}/change/", {"user": alice.pk, "name": "asmith"})
 
     assert answer.status_code == 302
-    assert (os_accounts.name_of(alice), os_accounts.user_of("asmith")) == ("asmith", alice)
+    assert (rows.name_of(alice), rows.user_of("asmith")) == ("asmith", alice)
     entry = AuditEntry.objects.get(action="OS_ACCOUNT_CHANGED")
     assert (entry.before, entry.after) == (
         {"user": "alice", "account": "alice"},
@@ -37,7 +37,7 @@ def test_an_account_belongs_to_one_user(
     row = OsAccount.objects.get(user=alice)
     as_user(root).post(f"{LIST}{row.pk}/change/", {"user": alice.pk, "name": "bob"})
 
-    assert os_accounts.user_of("bob") == bob
+    assert rows.user_of("bob") == bob
 
 
 @pytest.mark.parametrize("name", ["root", "nobody", "a\0b", "\u202eevil", " "])
@@ -47,7 +47,7 @@ def test_accounts_that_are_no_persons_are_refused(
     row = OsAccount.objects.get(user=alice)
     as_user(root).post(f"{LIST}{row.pk}/change/", {"user": alice.pk, "name": name})
 
-    assert os_accounts.name_of(alice) == "alice"
+    assert rows.name_of(alice) == "alice"
 
 
 def test_an_account_is_removed_with_an_audit_entry(
@@ -56,7 +56,7 @@ def test_an_account_is_removed_with_an_audit_entry(
     row = OsAccount.objects.get(user=alice)
     as_user(root).post(f"{LIST}{row.pk}/delete/", {"post": "yes"})
 
-    assert os_accounts.name_of(alice) is None
+    assert rows.name_of(alice) is None
     assert AuditEntry.objects.get().after is None
 
 
@@ -70,13 +70,13 @@ def test_staff_with_all_permissions_only_look(alice: User, bob: User, as_user: S
     assert client.get(f"{LIST}add/").status_code == 403
     client.post(f"{LIST}{row.pk}/change/", {"user": bob.pk, "name": "alice"})
     client.post(f"{LIST}{row.pk}/delete/", {"post": "yes"})
-    assert os_accounts.user_of("alice") == alice
+    assert rows.user_of("alice") == alice
 
 
 def test_a_new_user_has_the_account_with_their_name(db: None) -> None:
     user = User.objects.create_user("dora")
 
-    assert os_accounts.name_of(user) == "dora"
+    assert rows.name_of(user) == "dora"
 
 
 def test_a_new_user_does_not_get_the_account_of_another(alice: User, bob: User) -> None:
@@ -84,16 +84,16 @@ def test_a_new_user_does_not_get_the_account_of_another(alice: User, bob: User) 
     OsAccount.objects.filter(user=alice).update(name="carl")
     carl = User.objects.create_user("carl")
 
-    assert (os_accounts.name_of(carl), os_accounts.user_of("carl")) == (None, alice)
+    assert (rows.name_of(carl), rows.user_of("carl")) == (None, alice)
 
 
 def test_the_first_start_lists_the_accounts_of_earlier_users_once(alice: User, bob: User) -> None:
     OsAccount.objects.all().delete()
 
-    assert os_accounts.adopt_earlier_users(NOW) == 2
-    assert os_accounts.name_of(alice) == "alice"
+    assert rows.adopt_earlier_users(NOW) == 2
+    assert rows.name_of(alice) == "alice"
     OsAccount.objects.filter(user=bob).delete()
-    assert os_accounts.adopt_earlier_users(NOW) == 0
+    assert rows.adopt_earlier_users(NOW) == 0
 
 
 def test_only_superusers_link_people_of_login_services(

@@ -11,7 +11,7 @@ from django.test import Client
 
 from gpucoord_site.accounts import people_pages
 from monitor.models import ApiToken, AuditEntry
-from monitor.owners.accounts.rows import os_accounts, tokens
+from monitor.owners.accounts import rows
 from scheduler.facts.model_services import OWNER
 from scheduler.models import Quota
 from tests import jobs_made
@@ -46,7 +46,7 @@ def operator(db: None) -> User:
 
 def actions_of(user: User) -> list[tuple[str, dict[str, str]]]:
     """Each change that the pages offer."""
-    row, _ = tokens.create_token(user, NOW)
+    row, _ = rows.create_token(user, NOW)
     base = f"/people/{user.pk}"
     return [
         ("/people/add/", {"accounts": "dora"}),
@@ -121,7 +121,7 @@ class TestAdding:
         urls = [url for _, url in answer.context["lines"]]
         assert all(Client().get(url, follow=True).status_code == 200 for url in urls)
         added = User.objects.filter(username__in=("dora", "emil", "zoe"), is_staff=True)
-        assert [os_accounts.name_of(user) for user in added.order_by("username")] == [
+        assert [rows.name_of(user) for user in added.order_by("username")] == [
             "dora",
             "emil",
             "zoe",
@@ -167,7 +167,7 @@ class TestOnePerson:
         alice.refresh_from_db()
         job.refresh_from_db()
 
-        assert os_accounts.name_of(alice) == "dora"
+        assert rows.name_of(alice) == "dora"
         assert (alice.is_active, bool(job.held), ApiToken.objects.count()) == (False, True, 0)
         changes = AuditEntry.objects.order_by("pk").values_list("action", flat=True)
         assert list(changes) == ["OS_ACCOUNT_CHANGED", "ACCESS_CHANGED"]
@@ -179,7 +179,7 @@ class TestOnePerson:
         answer = as_user(root).post(f"/people/{alice.pk}/account/", fields)
 
         assert "bob is the OS account of another user." in answer.text
-        assert (os_accounts.name_of(alice), os_accounts.name_of(bob)) == ("alice", "bob")
+        assert (rows.name_of(alice), rows.name_of(bob)) == ("alice", "bob")
 
     @pytest.mark.parametrize("account", ["root", "nobody"])
     def test_an_account_of_no_user_is_refused(
@@ -188,13 +188,13 @@ class TestOnePerson:
         fields = {"account": account, "is_active": "on"}
 
         assert as_user(root).post(f"/people/{alice.pk}/account/", fields).status_code == 422
-        assert os_accounts.name_of(alice) == "alice"
+        assert rows.name_of(alice) == "alice"
 
     def test_a_superuser_is_not_locked_out_by_the_form(self, root: User, as_user: AsUser) -> None:
         as_user(root).post(f"/people/{root.pk}/account/", {"account": ""})
         root.refresh_from_db()
 
-        assert (root.is_active, root.is_staff, os_accounts.name_of(root)) == (True, True, None)
+        assert (root.is_active, root.is_staff, rows.name_of(root)) == (True, True, None)
 
     def test_an_empty_limit_is_no_limit(self, root: User, alice: User, as_user: AsUser) -> None:
         Quota.objects.create(user=alice, share_pct=20, gpu_minutes=60, queued=7)
@@ -233,7 +233,7 @@ class TestOnePerson:
     def test_only_a_token_of_this_user_is_revoked_there(
         self, root: User, alice: User, bob: User, as_user: AsUser
     ) -> None:
-        row, _ = tokens.create_token(bob, NOW)
+        row, _ = rows.create_token(bob, NOW)
         browser = as_user(root)
 
         assert browser.post(f"/people/{alice.pk}/tokens/{row.pk}/revoke/").status_code == 404

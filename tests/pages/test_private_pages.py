@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 
 from gpucoord_site.http import problems
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW
@@ -32,7 +32,7 @@ def test_no_cache_keeps_a_page(root: User, as_user: Callable[[User], Client], pa
 def test_no_cache_keeps_the_pages_and_the_rest_answers_of_a_job(
     alice: User, job: Job, as_user: Callable[[User], Client]
 ) -> None:
-    _, token = tokens.create_token(alice, NOW)
+    _, token = rows.create_token(alice, NOW)
     bearer = {"Authorization": f"Bearer {token}"}
 
     assert as_user(alice).get(f"/jobs/{job.pk}/")["Cache-Control"] == "private, no-store"

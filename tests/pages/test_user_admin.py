@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import NoReverseMatch, reverse
 
 from monitor.models import ApiToken
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.models import SavedView
 from tests import jobs_made
 from tests.builders import NOW, PASSWORD
@@ -154,7 +154,7 @@ def test_staff_cannot_change_the_permissions_of_a_group(staff: Client) -> None:
 
 
 def test_staff_cannot_revoke_or_change_the_token_of_a_superuser(staff: Client, root: User) -> None:
-    row, _ = tokens.create_token(root, NOW, name="backup")
+    row, _ = rows.create_token(root, NOW, name="backup")
     change = reverse("admin:monitor_apitoken_change", args=[row.pk])
     delete = reverse("admin:monitor_apitoken_delete", args=[row.pk])
     listed = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
@@ -166,7 +166,7 @@ def test_staff_cannot_revoke_or_change_the_token_of_a_superuser(staff: Client, r
 
 
 def test_staff_can_revoke_the_token_of_an_ordinary_user(staff: Client, alice: User) -> None:
-    row, _ = tokens.create_token(alice, NOW)
+    row, _ = rows.create_token(alice, NOW)
 
     staff.post(reverse("admin:monitor_apitoken_delete", args=[row.pk]), {"post": "yes"})
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from monitor.facts.accounts import TokenScope, up_to
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import AuditEntry
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.facts.model_services import OWNER
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot
@@ -103,7 +103,7 @@ def test_a_token_without_the_rights_of_staff_only_requests(bob: User) -> None:
     body = {"days": [0], "start": "10:00", "end": "12:00"}
     states = []
     for scope in (TokenScope.SUBMIT, TokenScope.OPERATE):
-        _, text = tokens.create_token(bob, timezone.now(), scopes=up_to(scope))
+        _, text = rows.create_token(bob, timezone.now(), scopes=up_to(scope))
         bearer = {"Authorization": f"Bearer {text}"}
         answer = Client().post("/api/windows/", body, "application/json", headers=bearer)
         states.append(answer.json()["state"])
@@ -422,7 +422,7 @@ def test_no_window_can_be_requested_for_the_user_of_model_services(
 
 def test_rest_refuses_a_window_of_the_user_of_model_services() -> None:
     models = User.objects.create_user(OWNER)
-    _, token = tokens.create_token(models, timezone.now())
+    _, token = rows.create_token(models, timezone.now())
     body = {"days": [0], "start": "20:00", "end": "06:00"}
 
     answer = Client().post(

@@ -13,7 +13,7 @@ from gpucoord_site.http.api import api
 from monitor.facts.accounts import TokenScope, up_to
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import ApiToken
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.facts.prompts import NewPrompt
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import IdleTemplate, ModelService
@@ -191,7 +191,7 @@ def test_each_operation_is_open_to_its_callers_alone(call: Call, people: dict[st
     wrong = []
     for name, user in people.items():
         for scope in TokenScope:
-            _, text = tokens.create_token(user, NOW, scopes=up_to(scope))
+            _, text = rows.create_token(user, NOW, scopes=up_to(scope))
             found = status(call, path, text)
             if is_allowed(call, name, scope) == (found == 403) or found in (401, 500):
                 wrong.append((name, scope.value, found))
@@ -219,7 +219,7 @@ def _pattern(path: str) -> str:
 
 
 def test_a_token_with_less_scope_does_not_take_rights_of_staff_from_its_user(root: User) -> None:
-    _, text = tokens.create_token(root, NOW, scopes=up_to(TokenScope.SUBMIT))
+    _, text = rows.create_token(root, NOW, scopes=up_to(TokenScope.SUBMIT))
     Client().post(
         "/api/jobs/",
         {"command": "true"},
@@ -234,7 +234,7 @@ def test_a_token_with_less_scope_does_not_take_rights_of_staff_from_its_user(roo
 
 def test_the_answer_names_the_missing_scope(root: User) -> None:
     def detail(path: str, scope: TokenScope) -> str:
-        _, text = tokens.create_token(root, NOW, scopes=up_to(scope))
+        _, text = rows.create_token(root, NOW, scopes=up_to(scope))
         headers = {"authorization": f"Bearer {text}"}
         answer = Client().post(path, {}, content_type="application/json", headers=headers)
         return str(answer.json()["detail"])

@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.http import errors
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.jobs.pages import serialise as job_views
@@ -48,7 +48,7 @@ def quiet(as_user: AsUser, alice: User) -> Client:
 def test_rest_answers_503_with_retry_after(
     alice: User, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    token = tokens.create_token(alice, timezone.now())[1]
+    token = rows.create_token(alice, timezone.now())[1]
     client = Client(raise_request_exception=False, headers={"authorization": f"Bearer {token}"})
     monkeypatch.setattr(job_views, "filtered", _raise(error))
 
@@ -63,7 +63,7 @@ def test_rest_answers_503_with_retry_after(
 def test_rest_answers_503_when_the_token_cannot_be_looked_up(
     client: Client, db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "find", _raise(OperationalError("away")))
+    monkeypatch.setattr(rows, "find", _raise(OperationalError("away")))
     client.raise_request_exception = False
 
     assert client.get("/api/jobs/", headers={"authorization": "Bearer x"}).status_code == 503

@@ -16,7 +16,7 @@ from gpucoord_site.cli import main
 from gpucoord_site.documentation import library
 from gpucoord_site.documentation.library import CHAPTERS
 from monitor.models import OsAccount
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from tests.builders import NOW
 from tests.service.test_papers import _anchors
 
@@ -153,7 +153,7 @@ class TestPages:
         self, alice: User, as_user: AsUser, settings: object
     ) -> None:
         OsAccount.objects.filter(user=alice).delete()
-        os_accounts.assign(alice, "games", NOW, "")
+        rows.assign(alice, "games", NOW, "")
 
         shown = as_user(alice).get("/docs/command-line/").content.decode()
 

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from tests.builders import NOW
 from tests.service.test_api_rights import CALLS, Call, names
 
@@ -103,7 +103,7 @@ def test_no_hostile_value_ends_in_a_5xx(
     call: Call, schema: dict[str, Any], alice: User, root: User
 ) -> None:
     client = Client(raise_request_exception=False)
-    headers = {"authorization": f"Bearer {tokens.create_token(root, NOW)[1]}"}
+    headers = {"authorization": f"Bearer {rows.create_token(root, NOW)[1]}"}
 
     broken = []
     for path, body in sent(schema, call):

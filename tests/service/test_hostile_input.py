@@ -18,7 +18,7 @@ from gpucoord_site.http.asgi_guards import Utf8Only
 from monitor.gpus import rows as availability
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event, Gpu, Incident
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.models import Job, TimeWindow
 from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot
@@ -34,7 +34,7 @@ class Rest:
 
     def __init__(self, user: User) -> None:
         self.client = Client(raise_request_exception=False)
-        self.headers = {"authorization": f"Bearer {tokens.create_token(user, timezone.now())[1]}"}
+        self.headers = {"authorization": f"Bearer {rows.create_token(user, timezone.now())[1]}"}
 
     def get(self, path: str) -> tuple[int, Any]:
         answer = self.client.get(f"/api{path}", headers=self.headers)

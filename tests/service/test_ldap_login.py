@@ -16,7 +16,7 @@ from django.test import Client
 from gpucoord_site.config import logins
 from gpucoord_site.config.settings import Config
 from monitor.models import OsAccount
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from tests.builders import NOW, PASSWORD
 from tests.processes.service import wait_until
 
@@ -150,7 +150,7 @@ def test_an_account_with_the_same_uid_belongs_to_the_person(accounts: dict[str, 
 
     user = log_in("dora")
     assert user is not None
-    assert os_accounts.name_of(user) == "dora"
+    assert rows.name_of(user) == "dora"
 
 
 def test_an_account_with_another_uid_is_another_person(accounts: dict[str, int]) -> None:
@@ -158,7 +158,7 @@ def test_an_account_with_another_uid_is_another_person(accounts: dict[str, int])
 
     user = log_in("dora")
     assert user is not None
-    assert os_accounts.name_of(user) is None
+    assert rows.name_of(user) is None
 
 
 def test_a_user_with_the_same_name_is_not_taken_over(alice: User, accounts: dict[str, int]) -> None:
@@ -169,7 +169,7 @@ def test_a_user_with_the_same_name_is_not_taken_over(alice: User, accounts: dict
 
 def test_the_user_of_the_same_account_is_the_same_person(accounts: dict[str, int]) -> None:
     accounts["eve"] = 4323
-    by_ssh = os_accounts.person_of("eve", NOW)
+    by_ssh = rows.person_of("eve", NOW)
 
     assert log_in("eve") == by_ssh
 

@@ -20,8 +20,8 @@ from gpucoord_site.cli import local_login as client
 from gpucoord_site.config.settings import Config
 from monitor.facts.accounts import Peer
 from monitor.models import ApiToken, AuditEntry, OsAccount
+from monitor.owners.accounts import rows
 from monitor.owners.accounts.policy import parse_rule
-from monitor.owners.accounts.rows import os_accounts, tokens
 from tests.builders import NOW
 
 ANY = parse_rule("any")
@@ -49,7 +49,7 @@ class TestLogin:
 
     def test_the_account_counts_and_not_the_name(self, alice: User, bob: User) -> None:
         OsAccount.objects.all().delete()
-        os_accounts.assign(alice, "bob", NOW, "")
+        rows.assign(alice, "bob", NOW, "")
 
         assert login(peer("bob"), ANY, CONFIG, NOW) == alice
 
@@ -105,13 +105,13 @@ class TestTokens:
         settings.CONFIG = CONFIG
         text = give_token(alice, "gpubox", NOW)
 
-        assert tokens.authenticate(text, NOW + timedelta(minutes=9)) == alice
-        assert tokens.authenticate(text, NOW + timedelta(minutes=10)) is None
+        assert rows.authenticate(text, NOW + timedelta(minutes=9)) == alice
+        assert rows.authenticate(text, NOW + timedelta(minutes=10)) is None
         settings.CONFIG = Config(node="other")
-        assert tokens.authenticate(text, NOW) is None
+        assert rows.authenticate(text, NOW) is None
 
     def test_expired_tokens_of_logins_are_deleted_and_others_kept(self, alice: User) -> None:
-        tokens.create_token(alice, NOW, lives=timedelta(minutes=1), name="mine")
+        rows.create_token(alice, NOW, lives=timedelta(minutes=1), name="mine")
         give_token(alice, "gpubox", NOW)
         give_token(alice, "gpubox", NOW + timedelta(hours=1))
 

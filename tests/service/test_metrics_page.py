@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from gpucoord_site.config.settings import ConfigError, load_config
 from gpucoord_site.http.client_address import is_within
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from monitor.pages.metrics import collector as monitor_metrics
 from tests.builders import gpu, process, snapshot
 from tests.monitor.scrape import Scrape
@@ -23,7 +23,7 @@ AWAY = "192.0.2.7"
 
 
 def token(user: User, **changes: Any) -> str:
-    _, text = tokens.create_token(user, timezone.now(), **changes)
+    _, text = rows.create_token(user, timezone.now(), **changes)
     return text
 
 

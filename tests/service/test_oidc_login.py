@@ -25,7 +25,7 @@ from django.utils import timezone
 from gpucoord_site import urls
 from gpucoord_site.config import logins
 from gpucoord_site.config.settings import Config
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 
 pytestmark = pytest.mark.django_db
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -135,7 +135,7 @@ def test_a_person_logs_in_and_is_created(provider: Provider) -> None:
 
     assert user is not None
     assert (user.username, user.email, user.is_staff) == ("dora", "d@x.org", False)
-    assert os_accounts.name_of(user) is None
+    assert rows.name_of(user) is None
 
 
 def test_the_subject_counts_and_not_the_name(provider: Provider) -> None:
@@ -157,14 +157,14 @@ def test_the_claim_names_the_account_of_a_new_user(provider: Provider, alice: Us
     user = log_in(provider)
 
     assert user is not None
-    assert os_accounts.name_of(user) == "dsmith"
+    assert rows.name_of(user) == "dsmith"
 
 
 def test_an_account_that_belongs_to_a_user_stays_theirs(provider: Provider, alice: User) -> None:
     provider.user |= {"unix": "alice"}
     log_in(provider)
 
-    assert os_accounts.user_of("alice") == alice
+    assert rows.user_of("alice") == alice
 
 
 OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)

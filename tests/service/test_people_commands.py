@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from gpucoord_site.cli import quota, users
 from monitor.models import AuditEntry
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from scheduler.models import Quota
 from tests.cli_bridge import connect_as
 
@@ -110,7 +110,7 @@ class TestUsers:
 
         dora = User.objects.get(username="dora")
         assert "with the OS account dor" in capsys.readouterr().out
-        assert os_accounts.name_of(dora) == "dor"
+        assert rows.name_of(dora) == "dor"
         assert (dora.is_staff, dora.is_superuser, dora.has_usable_password()) == (False,) * 3
         assert [group.name for group in dora.groups.all()] == ["vision"]
         assert Quota.objects.get(user=dora).gpus == 2

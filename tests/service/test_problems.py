@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 
 JSON = "application/json"
 
@@ -29,7 +29,7 @@ JSON = "application/json"
 def test_it_has_the_members_and_the_media_type_of_a_problem(
     alice: User, method: str, path: str, body: str, status: int, title: str
 ) -> None:
-    _, token = tokens.create_token(alice, timezone.now())
+    _, token = rows.create_token(alice, timezone.now())
     headers = {"authorization": f"Bearer {token}"}
     arguments: tuple[Any, ...] = (path, body, JSON) if method == "post" else (path,)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpucoord_site.http import rate_limits
 from gpucoord_site.http.rate_limits import RateLimit
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 
 
 def test_a_minutes_worth_is_accepted_at_once_and_then_the_steady_rate() -> None:
@@ -68,7 +68,7 @@ def one_a_minute(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_a_minute")
 def test_more_requests_get_429_with_the_time_to_wait(alice: User, bob: User) -> None:
     def get(user: User) -> Any:
-        _, token = tokens.create_token(user, timezone.now())
+        _, token = rows.create_token(user, timezone.now())
         return Client().get("/api/jobs/", headers={"authorization": f"Bearer {token}"})
 
     assert get(alice).status_code == 200

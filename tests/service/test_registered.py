@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from monitor.pages.live import regions
+from monitor.pages.live import frames
 from monitor.runtime import pages as status
-from monitor.usage.rows import pruning
+from monitor.usage.rows import rollups
 
 
 def test_all_live_regions_are_there() -> None:
-    names = {
-        region.name for in_head in (False, True) for region in regions.regions(in_head=in_head)
-    }
+    names = {region.name for in_head in (False, True) for region in frames.regions(in_head=in_head)}
 
     assert names == {"alerts", "incidents", "mode", "pressure", "queue", "timeline"}
 
@@ -25,7 +23,7 @@ def test_all_sections_of_the_status_page_are_there() -> None:
 
 
 def test_outdated_rows_of_each_subject_are_pruned() -> None:
-    subjects = {too_old.__module__.split(".")[1] for too_old in pruning._others}
+    subjects = {too_old.__module__.split(".")[1] for too_old in rollups._others}
 
     assert subjects == {
         "accounts", "disk", "jobs", "language_models", "limits", "submission"

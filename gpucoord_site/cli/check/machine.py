@@ -19,7 +19,7 @@ from gpucoord_site.config.addresses import is_loopback
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue import PROFILE_WORDS
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.gpus.policy.capability import cpu_places
 from monitor.gpus.sampling.probes.limits import LimitsProbe
 from monitor.runtime.probes import disk_space, service_state
@@ -226,6 +226,6 @@ def _is_gpucoord(config: Config) -> bool:
     except (OSError, http.client.HTTPException):
         return False
     with suppress(ValueError):
-        body = json_text.parse(text)
+        body = input_rules.parse_json(text)
         return isinstance(body, dict) and "loops" in body
     return False

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from gpucoord_site.cli.client import Client, NotReachable, RequestFailed
 from gpucoord_site.cli.transport import connected
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.facts.input_rules import escaped
 
 ENDED, NOT_RUNNING = 4410, 4409
@@ -135,7 +135,7 @@ class Session:
             while True:
                 message = self._connection.recv()
                 if isinstance(message, str):
-                    self._hear(json_text.parse(message))
+                    self._hear(input_rules.parse_json(message))
                     continue
                 write_all(STDOUT, message)
                 shown += len(message)

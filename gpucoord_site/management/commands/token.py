@@ -14,7 +14,7 @@ from django.utils import timezone
 from gpucoord_site.cli import token_file
 from gpucoord_site.management.plain import PlainCommand
 from monitor.facts.accounts import TokenScope, up_to
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 
 LONGEST_DAYS = 36_500
 
@@ -46,7 +46,7 @@ class Command(PlainCommand):
         lives = None if days is None else timedelta(days=days)
         name = options["name"][:80]
         scopes = up_to(TokenScope(options["scope"]))
-        row, text = tokens.create_token(user, timezone.now(), name=name, lives=lives, scopes=scopes)
+        row, text = rows.create_token(user, timezone.now(), name=name, lives=lives, scopes=scopes)
         if options["save"]:
             path = token_file.save(text)
             self.stdout.write(f"Saved a token of {user.username} in {path}.")

@@ -12,8 +12,8 @@ from typing import Any
 
 from django.db.models import Max, QuerySet, Sum
 
+from monitor.facts.answers import fact_from
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
-from monitor.facts.records import fact_from
 from monitor.models import Gpu, Host, HostMinute, HostSample, JoinToken, LatestSnapshot
 from monitor.runtime.rows.prepared import compiled_once
 

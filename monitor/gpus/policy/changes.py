@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from monitor.facts.gpu_states import GpuState
-from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
-from monitor.gpus.policy.cooling import became_lasting
-from monitor.gpus.policy.states import BROKEN, StateChange
+from monitor.facts.readings import GpuReading, GpuSweep, Health, ProcessReading, Snapshot
+from monitor.gpus.policy.states import BROKEN, StateChange, became_lasting
 
 # After this many failures in a row, GPUs are read only once per SLOW_RETRY.
 MAX_FAILURES = 10
@@ -203,3 +202,73 @@ def _with_facts(gpu: GpuReading, old: GpuReading | None) -> GpuReading:
 def _forgotten(old: GpuReading, now: datetime) -> bool:
     lost = old.state is GpuState.LOST and old.state_since is not None
     return lost and now - (old.state_since or now) > FORGET_AFTER
+
+
+# Division of GPU use between jobs of gpucoord and all other processes.
+
+
+@dataclass(frozen=True, slots=True)
+class UseSplit:
+    """Percent of a GPU's time, or of all GPUs of a host. None = unknown, 0 = known idle."""
+
+    jobs_pct: float | None
+    others_pct: float | None
+
+
+UNKNOWN = UseSplit(None, None)
+# Below it, a GPU without processes is idle: its reading is a mean of the last second.
+BUSY_PCT = 5.0
+
+
+def by_gpu(snapshot: Snapshot) -> dict[str, UseSplit]:
+    """The split of each GPU, by UUID.
+
+    Unknown if the driver does not report the GPU's use, or lists no process on a busy GPU.
+    """
+    on: dict[str, list[ProcessReading]] = {gpu.uuid: [] for gpu in snapshot.gpus}
+    for process in snapshot.processes:
+        on.setdefault(process.gpu_uuid, []).append(process)
+    return {
+        gpu.uuid: _split(on[gpu.uuid]) if _is_measured(gpu, on[gpu.uuid]) else UNKNOWN
+        for gpu in snapshot.gpus
+    }
+
+
+def of_host(snapshot: Snapshot) -> UseSplit:
+    """The mean over the GPUs of the host. Unknown as soon as one GPU's is."""
+    splits = by_gpu(snapshot).values()
+    return UseSplit(_mean(s.jobs_pct for s in splits), _mean(s.others_pct for s in splits))
+
+
+def _is_measured(gpu: GpuReading, processes: Sequence[ProcessReading]) -> bool:
+    if gpu.health is not Health.OK or gpu.utilization_pct is None:
+        return False
+    return bool(processes) or gpu.utilization_pct < BUSY_PCT
+
+
+def _split(processes: Iterable[ProcessReading]) -> UseSplit:
+    # A process with several contexts on one GPU is one process: its share counts once.
+    by_pid = {process.pid: process for process in processes}
+    return UseSplit(
+        _sum_known(p.sm_pct for p in by_pid.values() if p.job_ref is not None),
+        _sum_known(p.sm_pct for p in by_pid.values() if p.job_ref is None),
+    )
+
+
+def _sum_known(shares: Iterable[float | None]) -> float | None:
+    total = 0.0
+    for share in shares:
+        if share is None:
+            return None
+        total += share
+    return min(total, 100.0)
+
+
+def _mean(shares: Iterable[float | None]) -> float | None:
+    values = list(shares)
+    total = 0.0
+    for share in values:
+        if share is None:
+            return None
+        total += share
+    return total / len(values) if values else None

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
 
-from monitor.facts.bounds import BOUNDS, HOST_BOUNDS, JUMPS, MOST_JOULES_PER_S, MOST_OVER_LIMIT
+from monitor.facts.gpu_fields import BOUNDS, HOST_BOUNDS, JUMPS, MOST_JOULES_PER_S, MOST_OVER_LIMIT
 from monitor.facts.readings import (
     GPU_FIELDS,
     GpuProcess,

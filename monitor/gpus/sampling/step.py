@@ -25,14 +25,13 @@ from monitor.facts.readings import (
 from monitor.gpus import rows as availability
 from monitor.gpus import step as cooling_step
 from monitor.gpus import step as presence_step
-from monitor.gpus.policy import changes, hangs, health, health_events
+from monitor.gpus.policy import changes, hangs, health
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.capability import with_stated_memory
-from monitor.gpus.policy.cooling import Cooling, keep_jobs, with_orphans
 from monitor.gpus.policy.hangs import Hang
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
-from monitor.gpus.policy.states import with_states
+from monitor.gpus.policy.states import Cooling, keep_jobs, with_orphans, with_states
 from monitor.gpus.sampling.policy import (
     JumpFilter,
     bounded_host,
@@ -53,7 +52,7 @@ from monitor.gpus.sampling.probes.selection import (
 )
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import counters, events
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from monitor.owners.identity.policy import attribute
 from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
@@ -165,7 +164,7 @@ class Sampler:
         self._hung = HungGpus(machine.name, probe, guard)
         self._isolation = ItemIsolation(machine.name, "sampler", guard)
         self._ledger = Ledger(machine.name, probe.name)
-        self._names = TimedCache(lambda _: os_accounts.shown_names(), NAMES_KEPT)
+        self._names = TimedCache(lambda _: rows.shown_names(), NAMES_KEPT)
 
     def open(self) -> None:
         self._fresh = True
@@ -247,7 +246,7 @@ class Sampler:
         else:
             self._ledger.note(now, snapshot.gpus)
         suspects = (*(last.processes if last else ()), *processes)
-        notes = health_events.of_checkup(checkup, last, sweep.xids, suspects, claims, healthy.hot_c)
+        notes = health.of_checkup(checkup, last, sweep.xids, suspects, claims, healthy.hot_c)
         notes = [*gpu_changes.of_sweep(last, snapshot, states.changes), *notes]
         for fault in states.faults:
             self._isolation.failed(fault, IllegalGpuTransition(fault), now, FAULT_KINDS[1])

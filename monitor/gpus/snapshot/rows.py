@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from typing import Any
 
 from django.db import connection
 from django.db.models import Count, Exists, F, OuterRef, QuerySet, Subquery
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
 
+from monitor.facts.answers import fact_from
 from monitor.facts.claims import JOB_KINDS, ClaimFact, ClaimKind, GpuTask
 from monitor.facts.presence import Presence
-from monitor.facts.readings import GpuReading, Health, Snapshot
-from monitor.facts.records import fact_from
-from monitor.gpus.snapshot import codec as snapshot_codec
+from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, HostReading, Snapshot
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
 from monitor.runtime.rows.database import insert
 from monitor.runtime.rows.item_isolation import FaultLog
@@ -28,6 +30,67 @@ from monitor.runtime.rows.prepared import (
     update_rows,
     upsert_rows,
 )
+
+# A snapshot as compact JSON and back, and the columns of its samples.
+
+
+_SNAPSHOT = TypeAdapter(Snapshot)
+
+
+def dumps(snapshot: Snapshot) -> str:
+    """The snapshot as JSON text, without the fields that have their default."""
+    try:
+        return _SNAPSHOT.dump_json(snapshot, exclude_defaults=True).decode()
+    except PydanticSerializationError:
+        # A name of the machine that is not UTF-8 must not keep the snapshot from the database.
+        plain = _SNAPSHOT.dump_python(snapshot, mode="json", exclude_defaults=True)
+        return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()
+
+
+def loads(text: str) -> Snapshot:
+    """The snapshot that `dumps` wrote; further fields, of a newer version, are left out.
+
+    Raises ValueError.
+    """
+    return _SNAPSHOT.validate_json(text)
+
+
+_SAMPLED = tuple(field.name for field in GPU_FIELDS if field.is_sampled)
+
+
+def gpu_samples(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The columns of a sample of each GPU that can be read."""
+    t = int(snapshot.at.timestamp())
+    return [
+        {"gpu_id": gpu.uuid, "t": t, **{name: getattr(gpu, name) for name in _SAMPLED}}
+        for gpu in snapshot.gpus
+        if gpu.health is not Health.LOST
+    ]
+
+
+def host_sample(snapshot: Snapshot) -> dict[str, Any]:
+    """The columns of a sample of the host."""
+    host = snapshot.host
+    return {
+        "host": host.name,
+        "t": int(snapshot.at.timestamp()),
+        "cpu_pct": host.cpu_pct,
+        "load_1": host.load_1,
+        "memory_used_bytes": _used(host),
+        "swap_used_bytes": host.swap_used_bytes,
+        "disk_read_bps": host.disk_read_bps,
+        "disk_write_bps": host.disk_write_bps,
+        "cpu_pressure_pct": host.pressure.cpu_some_pct,
+        "memory_pressure_pct": host.pressure.memory_some_pct,
+        "io_pressure_pct": host.pressure.io_some_pct,
+    }
+
+
+def _used(host: HostReading) -> int | None:
+    if host.memory_total_bytes is None or host.memory_available_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_available_bytes
+
 
 _GPU_UPDATES = (
     "host",
@@ -56,13 +119,13 @@ def record(
     """
     rows = [g for g in snapshot.gpus if changed is None or g.uuid in changed]
     _upsert_gpus(rows, snapshot)
-    insert(Sample, snapshot_codec.gpu_samples(snapshot))
-    insert(HostSample, [snapshot_codec.host_sample(snapshot)])
+    insert(Sample, gpu_samples(snapshot))
+    insert(HostSample, [host_sample(snapshot)])
     latest = LatestSnapshot(
         host=snapshot.host.name,
         seq=snapshot.seq,
         at=snapshot.at,
-        body=snapshot_codec.dumps(snapshot),
+        body=dumps(snapshot),
         carry=carry or "",
         owned=sum(owner.presence is Presence.OWNER for owner in snapshot.owners),
     )
@@ -82,8 +145,8 @@ def record_history(snapshots: Iterable[Snapshot], lasting: Iterable[int] = repea
         new = [g for g in snapshot.gpus if g.uuid not in known_uuids]
         _upsert_gpus(new, snapshot)
         known_uuids.update(g.uuid for g in new)
-        samples += _repeated(snapshot_codec.gpu_samples(snapshot), seconds)
-        hosts += _repeated([snapshot_codec.host_sample(snapshot)], seconds)
+        samples += _repeated(gpu_samples(snapshot), seconds)
+        hosts += _repeated([host_sample(snapshot)], seconds)
     insert(HostSample, hosts)
     return insert(Sample, samples)
 
@@ -109,7 +172,7 @@ def _readable(row: LatestSnapshot) -> Snapshot | None:
     if known is not None and known[0] == row.body:
         return known[1]
     try:
-        snapshot = snapshot_codec.loads(row.body)
+        snapshot = loads(row.body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         about = {"kind": "SNAPSHOT_UNREADABLE", "host": row.host}
         _faults.log(error, f"Cannot read the newest snapshot of {row.host}", about)

@@ -11,7 +11,7 @@ from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 
 from monitor.api import ListFilters
 from monitor.facts.formats import first_few
-from monitor.facts.severity import worst_part
+from monitor.facts.incidents import worst_part
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.facts import TITLES, title
 from monitor.incidents.pages import badges as incident_badges
@@ -19,7 +19,7 @@ from monitor.incidents.rows import open as open_incidents
 from monitor.journal.pages import gpus
 from monitor.models import Exemption, Incident
 from monitor.owners.identity.policy import Viewer
-from monitor.pages.live.regions import Context, Region
+from monitor.pages.live.frames import Context, Region
 from monitor.usage.policy.ranges import RANGES
 
 STATES = {"open": "Open", "closed": "Closed", "all": "All"}

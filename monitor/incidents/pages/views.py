@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from monitor.api import posted_text
-from monitor.facts.incident_answers import INCIDENT_ANSWERS
+from monitor.facts.incidents import INCIDENT_ANSWERS
 from monitor.facts.input_rules import is_number
 from monitor.incidents import actions
 from monitor.incidents import facts as incident_facts

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db.models import F, Max, Q, QuerySet, Sum
 
+from monitor.facts.answers import fact_from
 from monitor.facts.claims import ClaimFact
 from monitor.facts.readings import ProcessReading
-from monitor.facts.records import fact_from
 from monitor.incidents.facts import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.policy.findings import Finding, key_of, subject_of

@@ -31,9 +31,8 @@ from monitor.models import Gpu, ProcessUse, Sample
 from monitor.owners.identity.policy import Viewer, owns, redact
 from monitor.pages.live import cards
 from monitor.pages.live.cards import ProcessRow
-from monitor.pages.live.regions import regions
+from monitor.pages.live.frames import regions, silent_hosts
 from monitor.pages.live.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
-from monitor.pages.live.silence import silent_hosts
 from monitor.usage.history import charts
 from monitor.usage.history.pages import content as history_content
 from monitor.usage.rows.rollups import start_of

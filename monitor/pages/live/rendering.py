@@ -19,12 +19,22 @@ from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import NONE, Badges
 from monitor.owners.looks.policy import Look
-from monitor.pages.live import board, cards, host_strips
-from monitor.pages.live.cards import Card, ProcessRow
-from monitor.pages.live.frames import CHILDREN, Board, Column, Frame, Part
-from monitor.pages.live.host_strips import HostStrip
-from monitor.pages.live.regions import Child, Region, no_children, regions
-from monitor.pages.live.silence import NO_HOSTS, oldest_in_contact, silent_hosts
+from monitor.pages.live import board, cards
+from monitor.pages.live.cards import Card, HostStrip, ProcessRow
+from monitor.pages.live.frames import (
+    CHILDREN,
+    NO_HOSTS,
+    Board,
+    Child,
+    Column,
+    Frame,
+    Part,
+    Region,
+    no_children,
+    oldest_in_contact,
+    regions,
+    silent_hosts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +207,7 @@ class Renderer:
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
         silent = silent_hosts(snapshots, now)
         shown = cards.cards(snapshots, self._badges, self._bookings.tasks, silent)
-        strips = host_strips.strips(snapshots, silent)
+        strips = cards.strips(snapshots, silent)
         return Board(
             # Details of a GPU fetch the figures of its processes while they are open.
             columns={

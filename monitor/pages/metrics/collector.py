@@ -21,8 +21,14 @@ from monitor.incidents.rows import open as incident_open
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.models import Channel, Claim, Lease, Message
-from monitor.pages.metrics.families import Families, Labels
-from monitor.pages.metrics.gpus import add_gpus, add_health, add_instances, is_fresh
+from monitor.pages.metrics.gpus import (
+    Families,
+    Labels,
+    add_gpus,
+    add_health,
+    add_instances,
+    is_fresh,
+)
 from monitor.runtime.policy import LoopFact, LoopState, judge
 from monitor.runtime.probes import service_state
 from monitor.runtime.rows import leases

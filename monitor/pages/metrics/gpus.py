@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+
+from prometheus_client import Metric
 
 from monitor.facts.gpu_states import Condition, GpuState, HealthReading
 from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, Snapshot
-from monitor.gpus.policy import use_split
-from monitor.pages.metrics.families import Families, Labels
+from monitor.gpus.policy import changes
+
+# Collects samples in the Prometheus format. Unknown values are omitted, not reported as 0.
+
+
+Labels = Mapping[str, str]
+
+
+class Families:
+    """Metrics by family, in the order of their first sample."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Metric] = {}
+
+    def gauge(self, name: str, help_text: str, labels: Labels, value: float | None) -> None:
+        """Add a sample of a gauge; None adds nothing."""
+        self._add("gauge", name, name, help_text, labels, value)
+
+    def counter(self, name: str, help_text: str, labels: Labels, value: float | None) -> None:
+        """Add a sample of a counter, whose name ends with _total; None adds nothing."""
+        self._add("counter", name.removesuffix("_total"), name, help_text, labels, value)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics.values()
+
+    def _add(
+        self, kind: str, family: str, name: str, help_text: str, labels: Labels, value: float | None
+    ) -> None:
+        if value is None:
+            return
+        metric = self._metrics.get(family)
+        if metric is None:
+            metric = self._metrics[family] = Metric(family, help_text, kind)
+        metric.add_sample(name, dict(labels), float(value))
+
 
 # Older readings do not describe the present. The snapshot's age is exported in any case.
 FRESH = timedelta(seconds=15)
@@ -20,7 +55,7 @@ def is_fresh(snapshot: Snapshot, now: datetime) -> bool:
 
 def add_gpus(into: Families, snapshot: Snapshot, jobs: Mapping[str, int]) -> None:
     """`jobs`: number of open claims by GPU."""
-    splits = use_split.by_gpu(snapshot)
+    splits = changes.by_gpu(snapshot)
     for gpu in snapshot.gpus:
         labels = gpu_labels(gpu, snapshot)
         into.gauge("gpu_up", "1 while the GPU answers.", labels, gpu.health is not Health.LOST)

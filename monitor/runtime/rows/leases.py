@@ -11,7 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from monitor.facts.records import fact_from
+from monitor.facts.answers import fact_from
 from monitor.models import Lease
 from monitor.runtime.policy import LoopFact
 from monitor.runtime.probes.process_identity import Identity, is_alive

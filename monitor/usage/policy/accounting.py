@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from pydantic import TypeAdapter
+
 from monitor.facts.readings import GpuReading, Health, OwnerSource, ProcessReading
-from monitor.facts.usage import EndedProcess, UseSource
+from monitor.facts.usage import EndedProcess, GpuMark, UseSource
 from monitor.usage.policy.attribution import EnergyMeter
 
 # (GPU, pid)
@@ -388,3 +390,67 @@ def _identify(use: ProcessRecord, process: ProcessReading) -> None:
     use.job_owner = process.job_owner or use.job_owner
     if process.owner_source is not OwnerSource.UNKNOWN:
         use.owner_source = process.owner_source
+
+
+# Accounting state as text, with which the next sampler process continues without a gap.
+
+
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedState:
+    """records: each once, first the `open` ones, then the `ended` ones; the minutes name them."""
+
+    version: int
+    probe: str
+    swept_at: datetime | None
+    records: list[ProcessRecord]
+    open: int
+    ended: int
+    minutes: list[tuple[int, int, UsageAmounts]]
+    meters: dict[str, EnergyMeter]
+    marks: dict[str, GpuMark]
+
+
+_STATE = TypeAdapter(CarriedState)
+
+
+def dumps(
+    probe: str, uses: ProcessUses, marks: Mapping[str, GpuMark], is_written: bool = False
+) -> str:
+    """Open records, completed records that are not stored yet, and the driver's cursors."""
+    ended, minutes = ([], []) if is_written else (uses.ended, uses.minutes)
+    records = [*uses.open.values(), *ended]
+    numbers = {id(use): number for number, use in enumerate(records)}
+    state = CarriedState(
+        version=VERSION,
+        probe=probe,
+        swept_at=uses.swept_at,
+        records=records,
+        open=len(uses.open),
+        ended=len(ended),
+        minutes=[(numbers[id(m.use)], m.t, m.amounts) for m in minutes],
+        meters=uses.meters,
+        marks=dict(marks),
+    )
+    return _STATE.dump_json(state, exclude_defaults=True).decode()
+
+
+def loads(
+    text: str, probe: str, policy: UsePolicy
+) -> tuple[ProcessUses, dict[str, GpuMark]] | None:
+    """None if there is no text, or if another probe or version wrote it. Raises ValueError."""
+    state = _STATE.validate_json(text) if text else None
+    if state is None or (state.version, state.probe) != (VERSION, probe):
+        return None
+    records, count = state.records, state.open
+    uses = ProcessUses(
+        policy=policy,
+        swept_at=state.swept_at,
+        open={use.on: use for use in records[:count]},
+        ended=records[count : count + state.ended],
+        minutes=[MinuteSums(records[n], t, amounts) for n, t, amounts in state.minutes],
+        meters=state.meters,
+    )
+    return uses, state.marks

@@ -14,7 +14,7 @@ from pathlib import Path
 from django.contrib.auth.models import User
 
 from monitor.models import Gpu
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows as os_accounts
 from monitor.thresholds import rows as thresholds
 from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit

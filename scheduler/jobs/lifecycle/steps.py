@@ -13,7 +13,7 @@ from django.db.models import Exists, Max, Model, OuterRef, Q, QuerySet, Sum
 from monitor.runtime.probes import disk_space
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.policy.retention import RetainedFiles, RetentionPolicy, select_expired
 from scheduler.models import Attempt, Job, JobDependency, JobInput

@@ -20,7 +20,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 
 from monitor.facts.input_rules import is_number
-from monitor.pages.live.socket import (
+from monitor.pages.live.consumers import (
     SIGNED_OUT,
     Receive,
     Scope,

@@ -23,7 +23,7 @@ from django.db.models import (
 )
 from django.urls import reverse
 
-from monitor.pages.live.regions import Context, Region, register
+from monitor.pages.live.frames import Context, Region, register
 from monitor.runtime.rows.extensions import is_on, parts
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.dispatch.controller.steps import idle_gpus as idle_gpu_step

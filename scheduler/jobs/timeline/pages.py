@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.owners.looks import rows as looks
-from monitor.pages.live.regions import Child, Context, Region
+from monitor.pages.live.frames import Child, Context, Region
 from monitor.runtime.facts import TimedCache
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.timeline import charts

@@ -13,7 +13,7 @@ from django.db.models import F
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows as tokens
 from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds

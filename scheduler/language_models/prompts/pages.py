@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from monitor.facts.input_rules import holds_unstorable, is_number
-from monitor.pages.live.regions import Context
+from monitor.pages.live.frames import Context
 from scheduler.facts.prompts import DEFAULT_PRIORITY, OPEN, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import actions
 from scheduler.models import Prompt

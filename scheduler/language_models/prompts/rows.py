@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.prompts import (
     MOST_ATTEMPTS,
     MOST_RESTARTS,

@@ -24,7 +24,7 @@ from monitor.runtime.rows.prepared import (
     upsert_rows,
 )
 from monitor.thresholds import rows as thresholds
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts import people
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import JobState

@@ -24,7 +24,7 @@ from monitor.incidents.policy.lifecycle import union_s
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import events
 from monitor.models import Constraint, Gpu
-from monitor.pages.live.regions import Context, Region
+from monitor.pages.live.frames import Context, Region
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.facts import DiskLevel

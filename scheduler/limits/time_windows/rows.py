@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from monitor.facts.records import fact_from
+from monitor.facts.answers import fact_from
 from monitor.journal.rows import audit, events
 from monitor.models import Gpu
 from monitor.runtime.rows.item_isolation import Convert, convert_all

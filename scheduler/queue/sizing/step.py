@@ -9,8 +9,8 @@ from datetime import datetime
 from django.contrib.auth.models import User
 from django.db.models import Count, Max, Q, QuerySet, Sum
 
+from monitor.facts.answers import fact_from
 from monitor.facts.readings import GpuReading, Snapshot
-from monitor.facts.records import fact_from
 from monitor.models import Gpu, ProcessMinute
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_for_times

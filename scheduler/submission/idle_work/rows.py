@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from monitor.facts.records import fact_from
+from monitor.facts.answers import fact_from
 from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from scheduler.facts.scripts import GpuUse, Script, Word
 from scheduler.submission.scripts import rules
 from scheduler.submission.scripts.rules import (
@@ -126,7 +126,7 @@ def _typed(value: Any, rule: Any) -> Any:
         if len(value) > LONGEST_NUMBER:
             return value
         try:
-            number = json_text.parse(value.strip().lower())
+            number = input_rules.parse_json(value.strip().lower())
         except ValueError:
             return value
         # 1e999 is read as infinity, which JSON does not have.

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
 from monitor.facts.readings import GpuReading, Health, ProcessReading
-from monitor.gpus.policy.cooling import Cooling, judge, keep_jobs
-from monitor.gpus.policy.states import with_states
+from monitor.gpus.policy.states import Cooling, judge, keep_jobs, with_states
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
 
 ENDED = claim("7", row=1, seen=NOW, until=NOW)

@@ -8,11 +8,10 @@ import pytest
 
 from monitor.facts.gpu_fields import GpuField
 from monitor.facts.readings import GPU_FIELDS
-from monitor.gpus.api.readings import GpuBody
+from monitor.gpus.api import GpuBody
 from monitor.models import Gpu, GpuMinute, Sample
 from monitor.pages.live import cards
-from monitor.pages.metrics.families import Families
-from monitor.pages.metrics.gpus import add_gpus
+from monitor.pages.metrics.gpus import Families, add_gpus
 from monitor.usage.history.pages.content import gpu_panels
 from monitor.usage.policy import ranges
 from tests.builders import NOW, gpu, snapshot

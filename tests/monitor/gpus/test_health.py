@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.gpu_states import Ailment, Condition, HealthReading, Xid
 from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
-from monitor.gpus.policy import health_events
+from monitor.gpus.policy import health as health_events
 from monitor.gpus.policy.health import Checkup, ConditionChange, HealthPolicy, examine
 from tests.builders import NOW, claim, gpu, gpu_uuid, process, snapshot
 

@@ -6,7 +6,7 @@ import pytest
 
 from monitor.facts.readings import GpuReading, Health
 from monitor.gpus.policy import changes as gpu_changes
-from monitor.gpus.policy.cooling import orphaned, with_orphans
+from monitor.gpus.policy.states import orphaned, with_orphans
 from tests.builders import GIB, NOW, gpu, process, snapshot
 
 

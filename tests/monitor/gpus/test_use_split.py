@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monitor.facts.readings import Health
-from monitor.gpus.policy.use_split import UseSplit, by_gpu, of_host
+from monitor.gpus.policy.changes import UseSplit, by_gpu, of_host
 from tests.builders import gpu, process, snapshot
 
 

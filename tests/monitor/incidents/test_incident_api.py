@@ -10,7 +10,7 @@ from django.utils import timezone
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents import actions
 from monitor.models import Exemption, Gpu, Incident, Message
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.monitor import past
 from tests.monitor.alerts_made import channel
@@ -25,7 +25,7 @@ def _seen() -> None:
 
 
 def call(user: User, path: str = "", body: dict[str, Any] | None = None, **query: str) -> Any:
-    headers = {"authorization": f"Bearer {tokens.create_token(user, NOW)[1]}"}
+    headers = {"authorization": f"Bearer {rows.create_token(user, NOW)[1]}"}
     address = f"/api/incidents/{path}"
     if body is None:
         return Client().get(address, query, headers=headers)

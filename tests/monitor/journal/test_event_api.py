@@ -8,14 +8,14 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.journal.rows import events
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from tests.builders import NOW, gpu_uuid
 
 pytestmark = pytest.mark.django_db
 
 
 def ask(user: User, **query: Any) -> Any:
-    _, token = tokens.create_token(user, NOW)
+    _, token = rows.create_token(user, NOW)
     return Client().get("/api/events/", query, headers={"authorization": f"Bearer {token}"})
 
 

@@ -27,8 +27,8 @@ from monitor.models import (
     Sample,
 )
 from monitor.runtime.rows import periodic_tasks
-from monitor.usage.rows import pruning, rollups
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows import rollups
+from monitor.usage.rows.rollups import RetentionPeriods
 from tests.monitor.made_readings import NOW
 from tests.monitor.past import NOTHING, process_use
 
@@ -46,7 +46,7 @@ def history(hours: float, every_s: int = 60) -> None:
 
 def test_it_keeps_two_hours_of_samples() -> None:
     history(hours=3)
-    gone = pruning.prune(KEEP, NOW)
+    gone = rollups.prune(KEEP, NOW)
     assert (gone["sample"], gone["hostsample"]) == (2 * 59, 59)
     oldest = NOW.timestamp() - 2 * 3600
     assert Sample.objects.filter(t__lt=oldest).count() == 0
@@ -59,7 +59,7 @@ def test_it_deletes_a_few_rows_at_a_time() -> None:
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        pruning.prune(KEEP, NOW, chunk=20)
+        rollups.prune(KEEP, NOW, chunk=20)
     deletes = [q["sql"] for q in queries if q["sql"].startswith('DELETE FROM "monitor_sample"')]
     assert len(deletes) == 2 * 3
     assert all("LIMIT 20" in sql for sql in deletes)
@@ -71,7 +71,7 @@ def test_it_keeps_events_for_ninety_days_and_passing_states_for_seven() -> None:
         events.add("GPU_STATE_CHANGED", f"{days}", now=at)
         events.add("GPU_STATE_CHANGED", f"{days} failing", now=at, severity="warning")
         events.add("JOB_FINISHED", f"{days} job", now=at)
-    pruning.prune(KEEP, NOW)
+    rollups.prune(KEEP, NOW)
     texts = set(Event.objects.values_list("text", flat=True))
     assert texts == {"1", "1 failing", "1 job", "8 failing", "8 job"}
 
@@ -89,14 +89,14 @@ def test_the_policy_says_for_how_long_events_are_kept() -> None:
 def test_it_forgets_a_host_that_was_silent_for_a_week() -> None:
     for days, host in ((1, "asleep"), (8, "gone")):
         snapshots.record(Scenario(gpus=1).snapshot(NOW - timedelta(days=days), host))
-    pruning.prune(KEEP, NOW)
+    rollups.prune(KEEP, NOW)
     assert [shot.host.name for shot in snapshots.newest_all()] == ["asleep"]
 
 
 def test_pruning_again_finds_nothing() -> None:
     history(hours=3)
-    pruning.prune(KEEP, NOW)
-    assert not any(pruning.prune(KEEP, NOW).values())
+    rollups.prune(KEEP, NOW)
+    assert not any(rollups.prune(KEEP, NOW).values())
 
 
 def test_a_chore_is_due_once_in_its_time_for_one_caller() -> None:
@@ -120,15 +120,15 @@ def test_it_keeps_samples_until_they_are_added_up_but_not_for_ever() -> None:
     scenario = Scenario(gpus=1)
     for hours in (3, 4, 27):
         snapshots.record(scenario.snapshot(NOW - timedelta(hours=hours), "box"))
-    assert pruning.prune(KEEP, NOW)["sample"] == 1
+    assert rollups.prune(KEEP, NOW)["sample"] == 1
     rollups.roll_up(NOW)
-    assert pruning.prune(KEEP, NOW)["sample"] == 2
+    assert rollups.prune(KEEP, NOW)["sample"] == 2
     assert GpuMinute.objects.count() == 2
 
 
 def test_it_never_leaves_a_part_of_a_minute() -> None:
     history(hours=3, every_s=20)
-    pruning.prune(KEEP, NOW + timedelta(seconds=37))
+    rollups.prune(KEEP, NOW + timedelta(seconds=37))
     first = Sample.objects.order_by("t").values_list("t", flat=True).first()
     assert first == NOW.timestamp() - 2 * 3600
 
@@ -143,7 +143,7 @@ def test_it_keeps_minutes_and_hours_for_their_retention() -> None:
             minute.objects.create(gpu=gpu, t=t, **NOTHING)
         ProcessMinute.objects.create(use=use, t=t, sm_s=1)
         ProcessHour.objects.create(use=use, t=t, sm_s=1, held_s=1, known_s=1, memory_byte_s=1)
-    pruning.prune(KEEP, NOW)
+    rollups.prune(KEEP, NOW)
     assert (GpuMinute.objects.count(), GpuHour.objects.count()) == (2, 4)
     assert (ProcessMinute.objects.count(), ProcessHour.objects.count()) == (2, 4)
     assert set(ProcessUse.objects.values_list("pid", flat=True)) == {1, 89, 91, 729}
@@ -153,16 +153,16 @@ def test_a_table_that_cannot_be_pruned_keeps_no_other_from_being_pruned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Event.objects.create(at=NOW - timedelta(days=100), kind="OLD", text="old")
-    delete = pruning._delete
+    delete = rollups._delete
 
     def odd(rows: QuerySet[Model], chunk: int) -> int:
         if rows.model is not Event:
             raise IntegrityError("still referred to")
         return delete(rows, chunk)
 
-    monkeypatch.setattr(pruning, "_delete", odd)
+    monkeypatch.setattr(rollups, "_delete", odd)
 
-    assert pruning.prune(pruning.RetentionPeriods(raw=timedelta(hours=2)), NOW) == {"event": 1}
+    assert rollups.prune(rollups.RetentionPeriods(raw=timedelta(hours=2)), NOW) == {"event": 1}
 
 
 def test_a_gpu_that_cannot_be_added_up_keeps_no_other_from_being_added_up(

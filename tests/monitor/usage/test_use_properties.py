@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.readings import Health
 from monitor.facts.usage import EndedProcess, GpuMark, UseSource
-from monitor.usage.policy import accounting_state
+from monitor.usage.policy import accounting
 from monitor.usage.policy.accounting import ProcessUses, UsageAmounts, UsePolicy
 from monitor.usage.policy.attribution import AccountingSample, Evidence, judge
 from monitor.usage.policy.samples import UseSample, count
@@ -123,9 +123,7 @@ def test_amounts_are_conserved(
         once = list({p.pid: p for p in seen}.values())
         uses.take(now, [gpu(0, health=health)], once, {})
         if number == cut:
-            carried = accounting_state.loads(
-                accounting_state.dumps("x", uses, {}), "x", UsePolicy()
-            )
+            carried = accounting.loads(accounting.dumps("x", uses, {}), "x", UsePolicy())
             assert carried is not None
             assert carried[0] == uses
             uses = carried[0]

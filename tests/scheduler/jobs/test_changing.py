@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows as tokens
 from scheduler.models import Job, Quota, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid, snapshot

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as monitor_store
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.pages import serialise
@@ -30,7 +30,7 @@ class Api:
         self.client = Client()
         self.headers = {}
         if user is not None:
-            _, text = tokens.create_token(user, timezone.now())
+            _, text = rows.create_token(user, timezone.now())
             self.headers = {"authorization": f"Bearer {text}"}
 
     def get(self, path: str, **query: Any) -> tuple[int, Any]:

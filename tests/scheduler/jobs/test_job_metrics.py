@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from scheduler import metrics
 from scheduler.facts.jobs import Outcome
 from scheduler.jobs.lifecycle.rows import queue as job_queue

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from monitor.facts.claims import ClaimFact
 from monitor.facts.readings import GpuSweep
 from monitor.facts.usage import CallCost, GpuMark
-from monitor.gpus.sampling.probes.nvml import faults as nvml_faults
+from monitor.gpus.sampling.probes.nvml import calls as nvml_faults
 
 # Interval of process lists; GPUs are read at each sweep. On a desktop jobs yield to the owner,
 # whose processes must be detected quickly.

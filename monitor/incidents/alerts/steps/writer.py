@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from monitor.facts.answers import fact_from
 from monitor.facts.readings import Snapshot
-from monitor.facts.records import fact_from
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.alerts.policy import (
     INCIDENT,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from monitor.owners.identity.probes import homes
 
 SOCKETS = (Path("/run/docker.sock"), Path("/run/podman/podman.sock"))
@@ -125,7 +125,7 @@ def inspect(socket: Path, container_id: str) -> Mapping[str, Any] | None:
             data += part
             if len(data) > LONGEST_ANSWER:
                 raise ValueError("the answer is too long")
-    details = json_text.parse(data)
+    details = input_rules.parse_json(data)
     if not isinstance(details, dict):
         raise ValueError("the answer is no object")
     return details

@@ -26,7 +26,7 @@ from monitor.incidents.rows import patterns as pattern_rows
 from monitor.incidents.rules.memory import IDLE_PCT
 from monitor.incidents.wording import IncidentSummary
 from monitor.models import Gpu, HostHour, HostMinute, Incident, ProcessUse
-from monitor.pages.live import cards, host_strips
+from monitor.pages.live import cards
 from monitor.pages.live.cards import ProcessRow
 from monitor.pages.live.pages import viewer_of
 from monitor.usage.history.pages import content as history_content
@@ -174,6 +174,6 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
     context = history_content.host(name, total, request.GET, now)
     state = host_row(fact, now) if fact else None
     silent = [name] if state and state.silent_since else []
-    strips = host_strips.strips([newest], silent) if newest else []
+    strips = cards.strips([newest], silent) if newest else []
     context |= {"name": name, "hosts": strips, "state": state}
     return render(request, "monitor/host.html", context)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from monitor.facts import json_text
+from monitor.facts import input_rules
 from scheduler.facts.jobs import PRIORITIES
 from scheduler.facts.prompts import DEFAULT_PRIORITY
 from scheduler.language_models.model_proxy.facts import ModelRequest, Refused, Upload
@@ -92,7 +92,7 @@ def _object(body: bytes) -> dict[str, Any]:
     if body.count(b"{") + body.count(b"[") > MOST_PARTS:
         raise Refused(400, f"The body has more than {MOST_PARTS} objects and lists.")
     try:
-        value = json_text.parse(body)
+        value = input_rules.parse_json(body)
     except ValueError:
         raise Refused(400, "The body is no JSON.") from None
     if not isinstance(value, dict):
@@ -108,7 +108,7 @@ def _model(name: object) -> str:
 
 def renamed(body: bytes, model: str) -> bytes:
     """The body of a request with another name of its model; all other fields keep their values."""
-    return json.dumps({**json_text.parse(body), "model": model}).encode()
+    return json.dumps({**input_rules.parse_json(body), "model": model}).encode()
 
 
 def _priority(text: str) -> int:
@@ -144,7 +144,7 @@ def error_event(refused: Refused, path: str = "") -> bytes:
     """The same inside a stream that has begun."""
     if path not in NAMED_EVENTS:
         return b"data: " + error_body(refused) + b"\n\n"
-    error = json_text.parse(error_body(refused, path))["error"]
+    error = input_rules.parse_json(error_body(refused, path))["error"]
     fields = {name: error[name] for name in ("message", "param", "code")}
     data = json.dumps({"type": "error", "error": error, **fields, "sequence_number": 0})
     return f"event: error\ndata: {data}\n\n".encode()
@@ -224,7 +224,7 @@ class EventReader:
             self.is_done = True
             return
         try:
-            event = json_text.parse(data)
+            event = input_rules.parse_json(data)
             if "error" in event:
                 self.error = error_text(data)
             for choice in event.get("choices") or ():
@@ -251,7 +251,7 @@ def redirect_text(status: int, location: str) -> str:
 def error_text(body: bytes) -> str:
     """Text of an error answer of a model's server, in at most 500 characters."""
     try:
-        error = json_text.parse(body)["error"]
+        error = input_rules.parse_json(body)["error"]
         text = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         text = body.decode("utf-8", "replace")

@@ -12,12 +12,12 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import F, Max, Model, Prefetch, Q, QuerySet, Sum
 
-from monitor.facts.records import fact_from
+from monitor.facts.answers import fact_from
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu, ProcessUse
 from monitor.runtime.probes import service_state
 from monitor.runtime.rows.wakeups import wake
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.model_services import (
     ENDED,
     OWNER,

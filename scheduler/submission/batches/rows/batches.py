@@ -18,7 +18,7 @@ from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.batches import (
     LARGEST_ITEM_RESULT,
     MOST_ITEMS_A_DAY,

@@ -16,7 +16,7 @@ from monitor.facts.readings import Health, ProcessReading
 from monitor.gpus import step as presence_step
 from monitor.gpus.policy import presence as machine
 from monitor.gpus.policy.presence import TABLE, PresencePolicy, Sign
-from monitor.gpus.snapshot import codec as snapshot_codec
+from monitor.gpus.snapshot import rows as snapshot_codec
 from monitor.models import LatestSnapshot
 from monitor.thresholds import rows as thresholds
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot

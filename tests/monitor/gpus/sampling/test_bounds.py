@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.bounds import BOUNDS
+from monitor.facts.gpu_fields import BOUNDS
 from monitor.facts.gpu_states import HealthReading, Xid
 from monitor.facts.readings import (
     GPU_FIELDS,

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 
 from monitor.facts.readings import HostReading, Snapshot
-from monitor.gpus.snapshot import codec as snapshot_codec
+from monitor.gpus.snapshot import rows as snapshot_codec
 from tests.monitor import made_readings as facts
 
 

@@ -5,7 +5,7 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import GpuProcess
 from monitor.models import OsAccount
-from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.accounts import rows
 from monitor.owners.identity.policy import attribute
 from tests.builders import NOW
 from tests.monitor.owners.identity.test_attribution import identity
@@ -14,27 +14,27 @@ pytestmark = pytest.mark.django_db
 
 
 def test_accounts_with_the_name_of_their_user_are_shown_as_they_are(alice: User) -> None:
-    assert os_accounts.shown_names() == {}
+    assert rows.shown_names() == {}
 
 
 def test_a_listed_account_is_shown_as_its_user(alice: User) -> None:
     OsAccount.objects.filter(user=alice).update(name="asmith")
 
-    assert os_accounts.shown_names() == {"asmith": "alice", "alice": "alice (OS account)"}
+    assert rows.shown_names() == {"asmith": "alice", "alice": "alice (OS account)"}
 
 
 def test_an_account_is_not_taken_for_a_user_with_its_name(alice: User, bob: User) -> None:
     OsAccount.objects.filter(user=alice).delete()
 
-    assert os_accounts.shown_names() == {"alice": "alice (OS account)"}
+    assert rows.shown_names() == {"alice": "alice (OS account)"}
 
 
 def test_two_users_may_have_each_others_names(alice: User, bob: User) -> None:
     OsAccount.objects.all().delete()
-    os_accounts.assign(alice, "bob", NOW, "")
-    os_accounts.assign(bob, "alice", NOW, "")
+    rows.assign(alice, "bob", NOW, "")
+    rows.assign(bob, "alice", NOW, "")
 
-    assert os_accounts.shown_names() == {"bob": "alice", "alice": "bob"}
+    assert rows.shown_names() == {"bob": "alice", "alice": "bob"}
 
 
 def test_processes_are_shown_with_the_user_of_their_account() -> None:

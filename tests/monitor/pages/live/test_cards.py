@@ -6,7 +6,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import DiskReading
 from monitor.incidents.facts import Badge, Badges
-from monitor.pages.live import cards, host_strips
+from monitor.pages.live import cards
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 
@@ -70,7 +70,7 @@ def test_the_fullest_disk_is_shown() -> None:
         DiskReading(mount="/", total_bytes=100, free_bytes=50),
         DiskReading(mount="/data", total_bytes=1000, free_bytes=100),
     )
-    (strip,) = host_strips.strips([snapshot(host=host(disks=disks))])
+    (strip,) = cards.strips([snapshot(host=host(disks=disks))])
 
     assert (strip.disk_mount, strip.disk_pct) == ("/data", 90.0)
 

@@ -14,10 +14,10 @@ from django.db import DatabaseError
 
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot.rows import Bookings
-from monitor.pages.live import regions
+from monitor.pages.live import frames
 from monitor.pages.live.consumers import WINDOW, LiveFeed
+from monitor.pages.live.frames import Region
 from monitor.pages.live.hub import UNREADABLE, UNRENDERED, Hub, Seqs
-from monitor.pages.live.regions import Region
 from monitor.runtime.probes import datagrams
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 from tests.pace import Stopwatch
@@ -67,7 +67,7 @@ def server() -> Server:
 @pytest.fixture
 def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub whose ticks the test makes itself."""
-    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(frames, "_registered", {})
     hub = Hub(server.read, server.seqs, Bookings)
     monkeypatch.setattr(hub, "start", lambda: None)
     return hub
@@ -285,7 +285,7 @@ class Mood:
 @pytest.fixture
 def mood(hub: Hub) -> Mood:
     mood = Mood()
-    regions.register(Region("mood", "monitor/_events.html", mood.load))
+    frames.register(Region("mood", "monitor/_events.html", mood.load))
     return mood
 
 
@@ -365,7 +365,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub with its own thread."""
-    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(frames, "_registered", {})
     monkeypatch.setattr("monitor.pages.live.hub.close_old_connections", lambda: None)
     return Hub(server.read, server.seqs, Bookings)
 
@@ -390,7 +390,7 @@ async def test_what_is_around_a_reading_follows_it_by_itself(
 ) -> None:
     monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 60.0)
     mood = Mood()
-    regions.register(Region("mood", "monitor/_events.html", mood.load))
+    frames.register(Region("mood", "monitor/_events.html", mood.load))
     viewer = live_hub.join(DASHBOARD)
     await wait_until(lambda: list((data / "run").glob("live.*.sock")) != [])
     await wait_until(lambda: mood.loads > 0)

@@ -14,10 +14,10 @@ from django.test import Client
 from gpucoord_site.asgi import application
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.pages.live import consumers as live_consumers
-from monitor.pages.live import regions
-from monitor.pages.live import socket as live_socket
+from monitor.pages.live import consumers as live_socket
+from monitor.pages.live import frames
+from monitor.pages.live.consumers import FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from monitor.pages.live.hub import Hub
-from monitor.pages.live.socket import FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from tests.builders import NOW, snapshot
 from tests.monitor.pages.live.test_hub import Server
 from tests.sockets import MALFORMED_TEXTS, Socket
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(frames, "_registered", {})
     server = Server()
     hub = Hub(server.read, server.seqs, Bookings)
     monkeypatch.setattr(hub, "start", lambda: None)

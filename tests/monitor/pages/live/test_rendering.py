@@ -16,9 +16,8 @@ from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import Badge, Badges
 from monitor.owners.looks import rows as look_rows
 from monitor.owners.looks.policy import Look
-from monitor.pages.live import regions, rendering
-from monitor.pages.live.frames import Frame
-from monitor.pages.live.regions import Child, Region
+from monitor.pages.live import frames, rendering
+from monitor.pages.live.frames import Child, Frame, Region
 from monitor.pages.live.rendering import Renderer
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
@@ -27,7 +26,7 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture(autouse=True)
 def _no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(frames, "_registered", {})
 
 
 @pytest.fixture
@@ -140,9 +139,9 @@ def test_children_of_a_region_stand_in_the_rows_and_travel_alone(
         return f"<i>{context['text']}</i>" if is_child else render(template, context)
 
     monkeypatch.setattr(rendering, "render_to_string", stub)
-    regions.register(timeline_of("before"))
+    frames.register(timeline_of("before"))
     first = frame(renderer, snapshot(2))
-    regions.register(timeline_of("after"))
+    frames.register(timeline_of("after"))
     said = message(frame(renderer, snapshot(2)), since=first.n)
 
     row = message(first)["content"].split(f'id="row-{gpu_uuid(0)}"')[1].split("b-detail")[0]
@@ -246,7 +245,7 @@ class Counter:
 @pytest.fixture
 def counter() -> Counter:
     counter = Counter()
-    regions.register(Region("counter", "monitor/_events.html", counter.load))
+    frames.register(Region("counter", "monitor/_events.html", counter.load))
     return counter
 
 
@@ -278,7 +277,7 @@ def moody(text: str) -> Region:
 
 
 def test_a_region_of_the_head_travels_to_the_viewers_of_each_page(renderer: Renderer) -> None:
-    regions.register(moody("calm"))
+    frames.register(moody("calm"))
     made = renderer.whole([snapshot(1)], ["dashboard", "processes", "head"], NOW)
 
     for topic in ("dashboard", "processes", "head"):
@@ -287,12 +286,12 @@ def test_a_region_of_the_head_travels_to_the_viewers_of_each_page(renderer: Rend
 
 
 def test_a_page_without_figures_hears_of_changes_alone(renderer: Renderer) -> None:
-    regions.register(moody("calm"))
+    frames.register(moody("calm"))
     first = frame(renderer, snapshot(1), "head")
     second = frame(renderer, snapshot(1), "head")
     assert second.message("head", first.n, NOW.timestamp()) is None
 
-    regions.register(moody("alarmed"))
+    frames.register(moody("alarmed"))
     third = frame(renderer, snapshot(1), "head")
     assert message(third, first.n, "head")["since"] == first.n
 
@@ -326,7 +325,7 @@ def test_what_is_around_is_worth_a_frame_when_it_changed(
 def test_a_region_may_bring_the_badges_of_cards(renderer: Renderer) -> None:
     badge = Badge("hog", "warning", 7, "takes all")
     badges = Badges({(gpu_uuid(), 4242): badge}, {gpu_uuid(): badge})
-    regions.register(
+    frames.register(
         Region("hogs", "monitor/_events.html", lambda now: {"events": [], "badges": badges})
     )
     content = message(frame(renderer, snapshot(1)))["content"]
@@ -341,7 +340,7 @@ def test_only_parts_with_an_owner_whose_look_changes_are_sent(
         given = {"alice": look, "bob": Look("bo", colour=2)}
         monkeypatch.setattr(look_rows, "_looks", given)
         context = {"events": [], "looks": given}
-        regions.register(Region("looks", "monitor/_events.html", lambda now: context))
+        frames.register(Region("looks", "monitor/_events.html", lambda now: context))
 
     shown = snapshot(2, [process(1, user="alice"), process(2, on=1, user="bob")])
     with_look_of_alice(Look("al", colour=1))

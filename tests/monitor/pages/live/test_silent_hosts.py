@@ -16,7 +16,7 @@ from django.utils import timezone
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.live import regions
+from monitor.pages.live import frames
 from monitor.pages.live.rendering import Renderer
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
@@ -26,7 +26,7 @@ SILENT = 'is-silent"'
 
 @pytest.fixture(autouse=True)
 def _no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(frames, "_registered", {})
 
 
 def seen(west_at: Any = LAST, gpus: int = 1) -> list[Snapshot]:

@@ -4,7 +4,13 @@ import logging
 
 import pytest
 
-from monitor.pages.live.socket import Closed, MessageBudget, OpenSockets, PageMessage, page_message
+from monitor.pages.live.consumers import (
+    Closed,
+    MessageBudget,
+    OpenSockets,
+    PageMessage,
+    page_message,
+)
 from monitor.runtime.rows.item_isolation import FaultLog
 from tests.sockets import MALFORMED_TEXTS
 

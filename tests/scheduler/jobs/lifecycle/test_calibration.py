@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from scheduler import metrics
 from scheduler.jobs.lifecycle.policy.calibration import (
     PERIODS,

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django.db.models import Sum
 
 from monitor.models import Claim
-from monitor.usage.rows import pruning
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows import rollups
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
 from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
@@ -34,7 +34,7 @@ def _ended(owner: User, **changes: object) -> Job:
 
 
 def _left() -> set[int]:
-    pruning.prune(KEEP, LATER)
+    rollups.prune(KEEP, LATER)
     return set(Job.objects.values_list("pk", flat=True))
 
 
@@ -60,7 +60,7 @@ def test_a_job_stays_while_its_files_are_there(alice: User) -> None:
 
 def test_files_of_a_host_that_is_gone_keep_a_job_only_for_a_while(alice: User) -> None:
     jobs_made.finished(alice)
-    pruning.prune(KEEP, LATER + timedelta(days=91))
+    rollups.prune(KEEP, LATER + timedelta(days=91))
 
     assert not Job.objects.exists()
 

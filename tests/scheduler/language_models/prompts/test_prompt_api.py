@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.pages.metrics.families import Families
+from monitor.pages.metrics.gpus import Families
 from scheduler.facts.prompts import MOST_ATTEMPTS, MOST_RESTARTS
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.prompts import actions as prompt_actions

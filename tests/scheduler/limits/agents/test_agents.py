@@ -15,7 +15,7 @@ from django.utils import timezone
 from monitor.facts.accounts import TokenScope
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent, ApiToken
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows as tokens
 from monitor.pages.live import cards
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.jobs.lifecycle.rows import queue_facts

@@ -11,8 +11,8 @@ from django.db.models import TextField, Value
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import HostSample, Lease
-from monitor.usage.rows import pruning
-from monitor.usage.rows.pruning import RetentionPeriods
+from monitor.usage.rows import rollups
+from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.step import Charging
@@ -189,7 +189,7 @@ def test_days_of_the_ledger_are_kept_as_long_as_hours_are() -> None:
             host="gpubox", owner="alice", from_at=NOW - timedelta(days=days)
         )
 
-    gone = pruning.prune(KEEP, NOW)
+    gone = rollups.prune(KEEP, NOW)
     assert (gone["dailygpuusage"], DailyGpuUsage.objects.count()) == (1, 2)
 
 
@@ -197,7 +197,7 @@ def test_a_host_that_was_taken_away_is_forgotten_with_what_was_used_there() -> N
     for host, days in (("gone", 8), ("away", 6)):
         HostCapacity.objects.create(host=host, at=NOW - timedelta(days=days))
         UsageShare.objects.create(host=host, owner="alice")
-    pruning.prune(KEEP, NOW)
+    rollups.prune(KEEP, NOW)
 
     assert HostCapacity.objects.get().host == "away"
     assert UsageShare.objects.get().host == "away"

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.models import Job, JobDependency, JobInput, Quota, SubmissionKey
 from scheduler.submission.intake import steps
 from tests import jobs_made
@@ -24,7 +24,7 @@ TRAIN = {"command": "python train.py"}
 
 class Batches:
     def __init__(self, user: User) -> None:
-        _, token = tokens.create_token(user, timezone.now())
+        _, token = rows.create_token(user, timezone.now())
         self.headers = {"authorization": f"Bearer {token}"}
 
     def send(self, *jobs: Any, key: str | None = None) -> Any:

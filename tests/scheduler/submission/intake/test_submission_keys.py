@@ -16,7 +16,7 @@ from django.utils import timezone
 from gpucoord_site.cli import client as rest_client
 from gpucoord_site.cli.client import Client, NeverReached, NotReachable, RequestFailed
 from gpucoord_site.cli.transport import Answer
-from monitor.owners.accounts.rows import tokens
+from monitor.owners.accounts import rows
 from scheduler.models import Job, SubmissionKey
 from scheduler.submission.intake import actions as intake_actions
 
@@ -24,7 +24,7 @@ BODY = {"command": "python train.py"}
 
 
 def submit(user: User, key: str | None, body: dict[str, Any] | None = None) -> Any:
-    headers = {"authorization": f"Bearer {tokens.create_token(user, timezone.now())[1]}"}
+    headers = {"authorization": f"Bearer {rows.create_token(user, timezone.now())[1]}"}
     if key is not None:
         headers["idempotency-key"] = key
     text = json.dumps(body or BODY)

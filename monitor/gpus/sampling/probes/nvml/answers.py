@@ -1,7 +1,7 @@
 """The answers of the NVML functions, as plain values.
 
 A reader raises if an answer has another form than documented: the call then counts as refused.
-Bounds of numbers are in `monitor/facts/bounds.py`, except where a number would end a loop.
+Bounds of numbers are in `monitor/facts/gpu_fields.py`, except where a number would end a loop.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from monitor.facts.gpu_states import HealthReading, Xid
-from monitor.gpus.sampling.probes.nvml import faults
-from monitor.gpus.sampling.probes.nvml.faults import CallRefused
+from monitor.gpus.sampling.probes.nvml import calls
+from monitor.gpus.sampling.probes.nvml.calls import CallRefused
 
 EVERY_S = 5.0
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
@@ -84,7 +84,7 @@ class HealthTier:
                 raise
             if refused.is_lasting:
                 self._absent.add(key)
-            elif refused.code not in faults.NO_VALUE:
+            elif refused.code not in calls.NO_VALUE:
                 self._is_refused = True
             return None
 
@@ -167,7 +167,7 @@ class XidWatch:
             except CallRefused as refused:
                 if refused.code == _TIMEOUT:
                     continue
-                if refused.code in faults.LIBRARY:
+                if refused.code in calls.LIBRARY:
                     return
                 # A GPU that is lost answers each wait at once.
                 stop.wait(PAUSE_S)

@@ -19,9 +19,8 @@ from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import HealthReading
 from monitor.facts.readings import GpuReading, GpuSweep, Health, position
 from monitor.facts.usage import CallCost, GpuMark
-from monitor.gpus.sampling.probes.nvml import answers, faults
-from monitor.gpus.sampling.probes.nvml.calls import Answers, Calls, Kept, Key
-from monitor.gpus.sampling.probes.nvml.faults import CallRefused
+from monitor.gpus.sampling.probes.nvml import answers, calls
+from monitor.gpus.sampling.probes.nvml.calls import Answers, CallRefused, Calls, Kept, Key
 from monitor.gpus.sampling.probes.nvml.health import HealthTier, XidWatch
 from monitor.gpus.sampling.probes.nvml.processes import ProcessTier
 
@@ -83,7 +82,7 @@ class _Device:
     facts: GpuReading
     wanted: set[str]
     kept: Kept = field(default_factory=Kept)
-    hung: faults.Fault | None = None
+    hung: calls.Fault | None = None
 
 
 class NvmlProbe:
@@ -98,7 +97,7 @@ class NvmlProbe:
         self._open = False
         self._devices: list[_Device] = []
         self._facts: dict[str, tuple[GpuReading, set[str]]] = {}
-        self._unnamed: list[faults.Fault] = []
+        self._unnamed: list[calls.Fault] = []
         self._unopened: list[int] = []
         self._left_out: Mapping[str, str] = {}
         self._counted = 0
@@ -217,7 +216,7 @@ class NvmlProbe:
         for device in self._devices:
             uuid = device.facts.uuid
             if device.hung is not None:
-                readings.append(faults.broken(device.facts, device.hung))
+                readings.append(calls.broken(device.facts, device.hung))
                 continue
             try:
                 with self._about(uuid):
@@ -225,9 +224,9 @@ class NvmlProbe:
                     self._tier.look(device.handle, reading, now)
                     counts = self._health.of(device.handle, uuid, now.timestamp())
             except CallRefused as refused:
-                if refused.code in faults.LIBRARY:
+                if refused.code in calls.LIBRARY:
                     raise
-                readings.append(faults.broken(device.facts, refused.fault))
+                readings.append(calls.broken(device.facts, refused.fault))
                 # After a loss every handle is suspect: initialise again, find all by UUID.
                 self._reinit_wanted = True
                 continue
@@ -281,7 +280,7 @@ class NvmlProbe:
             with self._about(where):
                 self._must("nvmlDeviceGetUUID", self._must("nvmlDeviceGetHandleByIndex", index))
         except CallRefused as refused:
-            if refused.code in faults.LIBRARY:
+            if refused.code in calls.LIBRARY:
                 raise
             return False
         return True
@@ -296,7 +295,7 @@ class NvmlProbe:
             try:
                 self._devices.append(self._device(index))
             except CallRefused as refused:
-                if refused.code in faults.LIBRARY:
+                if refused.code in calls.LIBRARY:
                     raise
                 problem = f"GPU {index}: {refused.fault.problem}"
                 self._unnamed.append(replace(refused.fault, problem=problem))
@@ -322,7 +321,7 @@ class NvmlProbe:
         )
         device = _Device(handle, replace(facts, index=index), set(wanted))
         if uuid in self._left_out:
-            device.hung = faults.hung(self._left_out[uuid])
+            device.hung = calls.hung(self._left_out[uuid])
         else:
             with self._about(uuid):
                 self._learn(device, Answers(self._calls, handle, device.kept))
@@ -360,7 +359,7 @@ class NvmlProbe:
         if total is not None and total != device.facts.memory_total_bytes:
             device.facts = replace(device.facts, memory_total_bytes=total)
             self._facts[reading.uuid] = device.facts, device.wanted
-        return faults.broken(reading, answers.fault) if answers.is_bad else reading
+        return calls.broken(reading, answers.fault) if answers.is_bad else reading
 
 
 def is_installed() -> bool:
@@ -376,7 +375,7 @@ _LOOK_S = 0.05
 
 
 def detect(
-    now: datetime, patience: Callable[[str], float] = faults.patience_s
+    now: datetime, patience: Callable[[str], float] = calls.patience_s
 ) -> tuple[GpuSweep, list[str]]:
     """One sweep and the versions of the driver. Not for a process that forks afterwards.
 
@@ -396,7 +395,7 @@ def detect(
                 raise look.error
             return look.sweep, look.versions
         if not device or device in left_out:
-            fault = faults.hung(asking[0])
+            fault = calls.hung(asking[0])
             return GpuSweep(problem=fault.problem, remedy=fault.remedy), []
         left_out[device] = asking[0]
 
@@ -440,7 +439,7 @@ def _must(name: str, *args: Any) -> Any:
     """The answer as plain values. Whatever goes wrong is a refused call."""
     call: Callable[..., Any] | None = getattr(pynvml, name, None)
     if call is None:
-        raise CallRefused(faults.FUNCTION_NOT_FOUND, f"this pynvml has no {name}", name)
+        raise CallRefused(calls.FUNCTION_NOT_FOUND, f"this pynvml has no {name}", name)
     # The binding wraps functions that return texts: the wrapper only decodes, and strictly.
     call = getattr(call, "__wrapped__", call)
     try:

@@ -9,21 +9,207 @@ from typing import Annotated, Any, Literal
 
 from django.conf import settings
 from django.http import HttpRequest
-from ninja import Query, Router, Schema
-from pydantic import Field, create_model
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+from ninja.errors import HttpError
+from pydantic import create_model
 
-from monitor.api import InvalidInput, Moment, body_of
+from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, body_of
 from monitor.facts.claims import ClaimKind, GpuTask
-from monitor.facts.readings import GPU_FIELDS, GpuReading, OwnerSource, ProcessReading, Snapshot
+from monitor.facts.hosts import HostFact
+from monitor.facts.readings import (
+    GPU_FIELDS,
+    DiskReading,
+    GpuReading,
+    OwnerSource,
+    ProcessReading,
+    Snapshot,
+)
 from monitor.facts.usage import UseSource
-from monitor.gpus.policy import capability, states, use_split
-from monitor.gpus.policy.use_split import UseSplit
+from monitor.gpus import rows as gpu_actions
+from monitor.gpus.hosts import policy as host_policy
+from monitor.gpus.hosts import rows as host_rows
+from monitor.gpus.policy import capability, changes, states
+from monitor.gpus.policy.changes import UseSplit
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.journal.facts import EVENTS, event_kinds
 from monitor.journal.rows import events
-from monitor.models import Event
+from monitor.models import Event, Gpu
 from monitor.owners.identity.policy import Viewer, event_text, redact
+
+# REST for operators: pause or resume a GPU, or end its quarantine.
+
+
+gpu_router = Router()
+
+
+class PauseBody(RequestBody):
+    reason: PlainLines = Field(
+        "", max_length=gpu_actions.REASON_LIMIT, description="Visible to all users."
+    )
+
+
+class Closed(Schema):
+    gpu_uuid: str
+    changed: bool = Field(description="false: it was in this state already.")
+
+
+@gpu_router.post("{uuid}/pause/", response=Closed, summary="Pause a GPU", url_name="gpu-pause")
+def pause(request: HttpRequest, uuid: str, body: PauseBody) -> dict[str, Any]:
+    """Operators only. No new job starts on the GPU; running jobs continue."""
+    gpu, by = _gpu_of_operator(request, uuid)
+    return {"gpu_uuid": uuid, "changed": gpu_actions.pause(gpu, by, body.reason, timezone.now())}
+
+
+@gpu_router.post("{uuid}/resume/", response=Closed, summary="End a pause", url_name="gpu-resume")
+def resume(request: HttpRequest, uuid: str) -> dict[str, Any]:
+    """Operators only. Jobs may start on the GPU again."""
+    gpu, by = _gpu_of_operator(request, uuid)
+    return {"gpu_uuid": uuid, "changed": gpu_actions.resume(gpu, by, timezone.now())}
+
+
+@gpu_router.post(
+    "{uuid}/release/", response=Closed, summary="End a quarantine", url_name="gpu-release"
+)
+def release(request: HttpRequest, uuid: str) -> dict[str, Any]:
+    """Operators only. Jobs may start again although memory of an ended job is not free."""
+    gpu, by = _gpu_of_operator(request, uuid)
+    return {"gpu_uuid": uuid, "changed": gpu_actions.release(gpu, by, timezone.now())}
+
+
+def _gpu_of_operator(request: HttpRequest, uuid: str) -> tuple[Gpu, str]:
+    user = request.auth  # type: ignore[attr-defined]
+    if not user.is_staff:
+        raise HttpError(403, "Only operators may do this.")
+    return get_object_or_404(Gpu, uuid=uuid), user.get_username()
+
+
+# REST: CPU, memory and disks of hosts, from the newest snapshot of each.
+
+
+host_router = Router()
+
+
+class DiskBody(Schema):
+    mount: str
+    total_bytes: int
+    free_bytes: int = Field(description="Available to ordinary users.")
+    used_pct: float | None
+
+
+class PressureBody(Schema):
+    """Pressure stall information: percent of the last 10 s in which some or all tasks waited."""
+
+    cpu_some_pct: float | None
+    memory_some_pct: float | None
+    memory_full_pct: float | None
+    io_some_pct: float | None
+    io_full_pct: float | None
+
+
+class HostUsage(Schema):
+    """null = not known; it is never reported as 0."""
+
+    name: str
+    as_of: datetime
+    cpu_count: int | None = Field(description="CPUs of the machine.")
+    cpu_limit: float | None = Field(description="CPU limit of the container or pod.")
+    cpu_pct: float | None = Field(description="Percentage of the usable CPUs.")
+    cpu_idle_seconds: float | None = Field(
+        description="Time since the use of the CPUs fell below 5 %; 0: they are in use."
+    )
+    load_1: float | None
+    load_5: float | None
+    load_15: float | None
+    memory_total_bytes: int | None = Field(
+        description="Usable memory: the limit of the container or pod."
+    )
+    memory_available_bytes: int | None
+    memory_used_pct: float | None
+    swap_total_bytes: int | None
+    swap_used_bytes: int | None
+    disks: list[DiskBody]
+    disk_read_bps: float | None = Field(description="Bytes per second.")
+    disk_write_bps: float | None
+    pressure: PressureBody
+    gpus: int
+    state: str = Field(
+        description="active; drained: no new jobs start there; disabled: its service does not"
+        " start either."
+    )
+    version: str | None = Field(description="Version of gpucoord at its last start.")
+    address: str | None = Field(description="Address of its pages.")
+    silent_since: datetime | None = Field(
+        description="Its last reading, if that is more than 15 s old: contact is lost."
+    )
+    confirmed_down_at: datetime | None = Field(description="An operator confirmed that it is down.")
+    jobs_share_pct: float | None = Field(description="Share of all GPU time that jobs use.")
+    others_share_pct: float | None = Field(description="Share that other processes use.")
+    probe: str = Field(description="nvml, none or simulated (no value is real).")
+    problem: str | None = Field(description="Why the GPUs can't be read.")
+
+
+class Hosts(Schema):
+    hosts: list[HostUsage]
+
+
+@host_router.get("", response=Hosts, summary="List the hosts", url_name="hosts")
+def list_hosts(request: HttpRequest) -> dict[str, Any]:
+    """CPU, memory and disks of each host that has sent a reading."""
+    now, registered = timezone.now(), {host.name: host for host in host_rows.all_hosts()}
+    return {
+        "hosts": [
+            _host_line(snapshot) | _registered(registered[snapshot.host.name], now)
+            for snapshot in snapshots.newest_all()
+            if snapshot.host.name in registered
+        ]
+    }
+
+
+def _registered(host: HostFact, now: datetime) -> dict[str, Any]:
+    return {
+        "state": host.state.value,
+        "version": host.version or None,
+        "address": host.address or None,
+        "silent_since": host_policy.silent_since(host, now),
+        "confirmed_down_at": host.down_at,
+    }
+
+
+def _host_line(snapshot: Snapshot) -> dict[str, Any]:
+    host = snapshot.host
+    total, available = host.memory_total_bytes, host.memory_available_bytes
+    split = changes.of_host(snapshot)
+    used = None if total is None or available is None else total - available
+    return {
+        **{name: getattr(host, name, None) for name in HostUsage.model_fields},
+        "as_of": snapshot.at,
+        "cpu_limit": host.limits.cpus,
+        "cpu_idle_seconds": host.cpu_idle_s(snapshot.at),
+        "memory_used_pct": _pct(used, total),
+        "disks": [_disk(disk) for disk in host.disks],
+        "gpus": len(snapshot.gpus),
+        "jobs_share_pct": split.jobs_pct,
+        "others_share_pct": split.others_pct,
+        "probe": snapshot.probe,
+        "problem": snapshot.problem,
+    }
+
+
+def _disk(disk: DiskReading) -> dict[str, Any]:
+    return {
+        "mount": disk.mount,
+        "total_bytes": disk.total_bytes,
+        "free_bytes": disk.free_bytes,
+        "used_pct": None if disk.used_pct is None else round(disk.used_pct, 1),
+    }
+
+
+def _pct(part: int | None, whole: int | None) -> float | None:
+    return None if part is None or not whole else round(100 * part / whole, 1)
+
 
 router = Router()
 
@@ -247,7 +433,7 @@ def _host(snapshot: Snapshot) -> dict[str, Any]:
 
 def _gpus(snapshot: Snapshot, bookings: Bookings) -> list[dict[str, Any]]:
     tasks, completed = bookings.tasks, snapshots.completed_tasks(snapshot.host.name)
-    splits = use_split.by_gpu(snapshot)
+    splits = changes.by_gpu(snapshot)
     numbers = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     return [
         _gpu(gpu, snapshot, _holders(bookings, gpu.uuid), splits[gpu.uuid])

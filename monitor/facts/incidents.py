@@ -5,8 +5,10 @@ Their record is the row of the incident. Listed values are those of each facet, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from monitor.facts.answers import AnswerField
 
@@ -70,3 +72,41 @@ INCIDENT_ANSWERS = (
     AnswerField("snoozed_until", datetime | None),
 )
 FACET_ANSWERS = tuple(field for field in INCIDENT_ANSWERS if field.is_listed)
+
+
+# How much an incident delays others, and which part of it does most.
+
+
+SEVERITIES = {"error": 2, "warning": 1}
+# Below it, and within a factor of two above it, waiting times count as equal: several incidents
+# that delay the same jobs would change places all the time.
+STEP_S = 300
+
+
+def harm(waited_s: float) -> int:
+    """The class of a delay: 0 below STEP_S, then one more for each doubling."""
+    return int(waited_s // STEP_S).bit_length()
+
+
+class Part(Protocol):
+    """One rule of an incident on one GPU; see the row."""
+
+    severity: Any
+    waited_jobs: Any
+    waited_s: Any
+    closed_at: Any
+
+
+P = TypeVar("P", bound=Part)
+
+
+def worst_part(parts: Sequence[P]) -> P:
+    """The open part of an incident that delays other users most; `parts`: the lead first.
+
+    Equal parts, and parts that are all closed: the lead.
+    """
+    return max((part for part in parts if part.closed_at is None), key=_harm, default=parts[0])
+
+
+def _harm(part: Part) -> tuple[int, bool, int]:
+    return SEVERITIES.get(part.severity, 0), part.waited_jobs > 0, harm(part.waited_s)
