@@ -72,6 +72,34 @@ def test_items_of_a_running_batch_are_one_line(alice: User, as_user: AsUser) -> 
     assert f'href="/batches/{batch.pk}/" title="whisper"' in html
 
 
+def test_ended_items_of_a_batch_are_one_line_that_leads_to_it(alice: User, as_user: AsUser) -> None:
+    older, newer, alone = (jobs_made.finished(alice) for _ in range(3))
+    batch = Batch.objects.create(owner=alice, name="whisper", total_items=9, created_at=NOW)
+    for index, job in enumerate((older, newer)):
+        BatchItem.objects.create(batch=batch, index=index, input="a", job=job)
+    html = page(as_user(alice), state="finished")
+
+    assert shown(html, older, newer, alone) == [False, True, True]
+    assert f'href="/batches/{batch.pk}/">2 jobs</a>' in html
+    assert shown(page(as_user(alice), state="finished", sort="job"), older, newer) == [True, True]
+
+
+def test_ended_jobs_of_an_array_are_one_line_that_leads_to_them(
+    alice: User, as_user: AsUser
+) -> None:
+    older, newer = jobs_made.finished(alice), jobs_made.finished(alice)
+    Job.objects.filter(pk__in=[older.pk, newer.pk]).update(array=older.pk)
+    html = page(as_user(alice), state="finished")
+    there = f"state=finished&amp;q=array+{older.pk}"
+
+    assert shown(html, older, newer) == [False, True]
+    assert f'{there}">2 jobs</a>' in html
+    assert shown(page(as_user(alice), state="finished", q=f"array {older.pk}"), older, newer) == [
+        True,
+        True,
+    ]
+
+
 def test_it_says_when_mine_is_served(alice: User, bob: User, as_user: AsUser) -> None:
     jobs_made.waiting(bob, priority=5)
     jobs_made.waiting(bob, at=NOW + timedelta(seconds=9))

@@ -27,6 +27,7 @@ from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.live.regions import Group, groups, in_order
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages.folds import Fold, folded, folds_of
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import BatchItem, Job
 from scheduler.queue.planner.forecast.forecast import Estimate
@@ -102,14 +103,14 @@ class JobFilters:
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """One page of lines, each with its predicted start if it waits.
+    """One page of lines, each with its predicted start if it waits, and the jobs it stands for.
 
     `groups`: batches and arrays whose open jobs have no lines here. `any_at_all`: False on a server
     that never had a job.
     """
 
     groups: list[Group]
-    lines: list[tuple[JobLine, Estimate | None]]
+    lines: list[tuple[JobLine, Estimate | None, Fold | None]]
     page: Page[Job]
     before: str | None
     after: str | None
@@ -135,13 +136,15 @@ def table(filters: JobFilters, person: User, now: datetime) -> JobTable:
     shown, chosen = _groups(filters, person, now), _chosen(filters, person, now)
     if shown:
         chosen = chosen.exclude(_is_in(shown))
-    page = _pages(chosen).get_page(filters.page)
+    is_folded = filters.state != "open" and not (filters.text or filters.sort)
+    page = _pages(folded(chosen) if is_folded else chosen).get_page(filters.page)
+    folds = folds_of(page.object_list, chosen, filters.with_()) if is_folded else {}
     number = page.number
     lines = job_lines.lines(page.object_list)
     estimates = preview.estimates(now) if any(line.waits for line in lines) else {}
     return JobTable(
         groups=shown if page.number == 1 else [],
-        lines=[(line, estimates.get(line.id)) for line in lines],
+        lines=[(line, estimates.get(line.id), folds.get(line.id)) for line in lines],
         page=page,
         before=filters.with_(page=str(number - 1)) if page.has_previous() else None,
         after=filters.with_(page=str(number + 1)) if page.has_next() else None,
