@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from django.contrib.auth.models import User
 
-from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, SHORTEST_S
+from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, SHORTEST_S
 from monitor.facts.claims import ClaimFact
 from monitor.facts.formats import duration
 from monitor.facts.readings import OwnerSource, Snapshot
@@ -20,12 +21,13 @@ from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.states import with_states
 from monitor.gpus.sampling.probes.simulated.scenario import Load, Scenario
 from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID
-from monitor.models import Claim, Event, Incident, ProcessHour, ProcessUse
+from monitor.models import Claim, Event, Incident, ProcessHour, ProcessMinute, ProcessUse
 from monitor.owners.identity.policy import attribute
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.runner import files
 
 # Hours with a sample for each second; fewer of a large server, so that the demo starts soon.
 HOURS, HOURS_LARGE = 2, 1
@@ -39,6 +41,10 @@ PROGRAMS = (
     ("probe layers", "python3 train.py --model probe-12 --lr 3e-3"),
     ("ablation no-dropout", "python3 train.py --model ablation-4"),
 )
+# The tag "project" of these programs.
+PROJECTS = ("vision", "assistant", "assistant", "interpretability", "vision")
+# Lines of a log: those of a long run are further apart.
+MOST_LINES = 600
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total"
     " capacity of 79.11 GiB of which 1.73 GiB is free."
@@ -140,22 +146,23 @@ def log_of(job: PastJob) -> str:
     """The output of such a job."""
     if job.exit_code == 127:
         return f"/bin/sh: 1: {job.command.split()[0]}: not found\n"
-    return "\n".join(_lines(job)) + "\n"
-
-
-def _lines(job: PastJob) -> Iterator[str]:
-    dice = Random(job.name + job.owner)
     seconds = (job.ended_at - job.started_at).total_seconds()
-    yield f"{job.name}: simulated, nothing was computed"
-    for step in range(25, int(seconds / 2) * 25, 25):
+    return "\n".join(_lines(job.name, job.owner, seconds, job.exit_code)) + "\n"
+
+
+def _lines(name: str, owner: str, seconds: float, exit_code: int | None) -> Iterator[str]:
+    dice = Random(name + owner)
+    looks = int(seconds / 2)
+    yield f"{name}: simulated, nothing was computed"
+    for step in range(25, looks * 25, 25 * max(1, looks // MOST_LINES)):
         loss = 1.7 + 8.4 * math.exp(-step / 3000) + dice.gauss(0, 0.03)
         yield f"step {step:>6}  loss {loss:.4f}  {118 + dice.gauss(0, 3):.0f} k tokens/s"
-    if job.exit_code == 0:
+    if exit_code == 0:
         yield "done"
-    elif job.exit_code == 1:
+    elif exit_code == 1:
         yield from ("Traceback (most recent call last):", '  File "train.py", line 214, in step')
         yield OUT_OF_MEMORY
-    elif job.exit_code == 143:
+    elif exit_code == 143:
         yield "SIGTERM: saving checkpoints/last.pt … done"
 
 
@@ -246,6 +253,16 @@ class MonthJob:
     peak_gib: float
     priority: int
 
+    @property
+    def kind(self) -> int:
+        """Its number in PROGRAMS."""
+        return self.number % len(PROGRAMS)
+
+    @property
+    def log(self) -> bytes:
+        lines = _lines(PROGRAMS[self.kind][0], self.owner, self.ended - self.started, 0)
+        return "\n".join([*lines, ""]).encode()
+
 
 def month_jobs(gpus: int, seed: int, now: datetime) -> list[MonthJob]:
     """Jobs of the days before today, oldest first; they wait for each other on their GPUs."""
@@ -279,27 +296,35 @@ def seed_month(
     users: Mapping[str, User],
     scenario: Scenario,
     host: str,
+    data: Path,
     now: datetime,
 ) -> None:
-    """Writes the jobs in a few statements, with incidents and changes of the mode."""
+    """Writes the jobs in a few statements, their logs, incidents and changes of the mode."""
     rows = Job.objects.bulk_create(_job_rows(past, users))
-    Attempt.objects.bulk_create(_attempts(past, rows, scenario.uuids, host))
+    logs = [job.log for job in past]
+    Attempt.objects.bulk_create(_attempts(past, rows, logs, scenario.uuids, host))
     Claim.objects.bulk_create(_month_claims(past, rows, scenario.uuids, host))
     uses = ProcessUse.objects.bulk_create(_uses(past, rows, scenario.uuids, host))
-    ProcessHour.objects.bulk_create(_hours(past, uses))
+    ProcessHour.objects.bulk_create(_parts(ProcessHour, HOUR_S, past, uses))
+    ProcessMinute.objects.bulk_create(_parts(ProcessMinute, MINUTE_S, past, uses))
+    for row, log in zip(rows, logs, strict=True):
+        folder = files.attempt_folder(data, row.pk, 1)
+        files.make_folder(folder)
+        (folder / files.LOG).write_bytes(log)
     Incident.objects.bulk_create(_incidents(scenario, host, now))
     Event.objects.bulk_create(_modes(host, now))
 
 
 def _job_rows(past: Sequence[MonthJob], users: Mapping[str, User]) -> Iterator[Job]:
     for job in past:
-        name, command = PROGRAMS[job.number % len(PROGRAMS)]
+        name, command = PROGRAMS[job.kind]
         yield Job(
             owner=users[job.owner], name=name, command=command, argv=["/bin/sh", "-c", command],
             priority=job.priority, gpus=len(job.gpus), gpu_memory_bytes=60 * GIB,
             state=JobState.FINISHED.value, outcome=Outcome.SUCCEEDED.value, exit_code=0,
             submitted_at=_at(job.submitted), started_at=_at(job.started), ended_at=_at(job.ended),
             blocker_log=waited_for_memory(_at(job.submitted)),
+            tags={"project": PROJECTS[job.kind]},
         )  # fmt: skip
 
 
@@ -309,14 +334,19 @@ def waited_for_memory(since: datetime) -> str:
 
 
 def _attempts(
-    past: Sequence[MonthJob], rows: Sequence[Job], uuids: Sequence[str], host: str
+    past: Sequence[MonthJob],
+    rows: Sequence[Job],
+    logs: Sequence[bytes],
+    uuids: Sequence[str],
+    host: str,
 ) -> Iterator[Attempt]:
-    for job, row in zip(past, rows, strict=True):
+    for job, row, log in zip(past, rows, logs, strict=True):
         yield Attempt(
             job=row, number=1, host=host, gpu_uuids=[uuids[gpu] for gpu in job.gpus],
             nonce=f"demo-month-{job.number}", account=job.owner, placed_at=_at(job.started),
             started_at=_at(job.started + 1), ended_at=_at(job.ended), exit_code=0,
-            outcome=Outcome.SUCCEEDED.value, files_gone_at=_at(job.ended + DAY_S),
+            outcome=Outcome.SUCCEEDED.value, log_bytes=len(log), use_due_at=_at(job.ended),
+            cpu_s=round(job.used * (job.ended - job.started)), peak_memory_bytes=4 * GIB,
         )  # fmt: skip
 
 
@@ -349,13 +379,16 @@ def _uses(
         )  # fmt: skip
 
 
-def _hours(past: Sequence[MonthJob], uses: Sequence[ProcessUse]) -> Iterator[ProcessHour]:
+def _parts(
+    model: type, step: int, past: Sequence[MonthJob], uses: Sequence[ProcessUse]
+) -> Iterator[Any]:
+    """The use in each minute or hour, whose length is `step`."""
     for job, use in zip(past, uses, strict=True):
         begin = job.started + job.empty_s
         while begin < job.ended:
-            hour = int(begin) // HOUR_S * HOUR_S
-            end = min(job.ended, hour + HOUR_S)
-            yield ProcessHour(use=use, t=hour, **_sums(job, end - begin))
+            t = int(begin) // step * step
+            end = min(job.ended, t + step)
+            yield model(use=use, t=t, **_sums(job, end - begin))
             begin = end
 
 

@@ -33,6 +33,7 @@ from monitor.gpus.sampling.probes.simulated.scenario import Scenario
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
+from reports.models import ReportSchedule
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement, YieldOptions
 from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.rows import transitions
@@ -64,7 +65,7 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
         _seed_history(scenario, jobs, config.node, now)
         seed_quotas(users, config.node, config.simulated_gpus, now, config.time_zone)
         seed_windows(users, scenario.uuids, config.admin_user, now, config.time_zone)
-        seed_month(before, users, scenario, config.node, now)
+        seed_month(before, users, scenario, config.node, config.data, now)
     for job in jobs:
         _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
     for wish in SUBMITTED_JOBS:
@@ -87,6 +88,8 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
             time_limit=timedelta(minutes=3 * wish.minutes),
         )
         submit(request, users[wish.owner], now - timedelta(seconds=wish.waited_s))
+    # It makes the report of the last week at once.
+    ReportSchedule.objects.create(name="Monday report")
     seed_batch(users[config.admin_user], home, config.node, now)
     seed_idle_work(users, home, now)
     seed_models(users, scenario.uuids, home, now)
