@@ -10,6 +10,9 @@
   const ACK_EVERY = 4;
   const SIGNED_OUT = 4401;
   const TOO_MANY_SOCKETS = 4429;
+  // The `request_id` of live messages.
+  const FEED = 1;
+  const SCROLLING = ".table-wrap, .report-scroll";
   const one = (selector) => document.querySelector(selector);
   const all = (selector) => document.querySelectorAll(selector);
 
@@ -137,11 +140,17 @@
     acknowledge(message.n);
   }
 
+  // Messages are answers to this element: else htmx would search the whole page for it each time.
+  let waiting = null;
+  const awaitNext = () => waiting.set(FEED, { element: feed, timestamp: Infinity });
+
   if (feed) {
     const isFeed = (event) => event.target === feed;
     document.addEventListener("htmx:after:ws:connection", (event) => {
       if (!isFeed(event)) return;
       socket = event.detail.connection.socket;
+      waiting = event.detail.connection.pendingRequests;
+      awaitNext();
       has = 0;
       unacknowledged = 0;
       app.connection.link("feed", true);
@@ -159,6 +168,7 @@
     document.addEventListener("htmx:before:ws:message", (event) => {
       if (!isFeed(event)) return;
       const message = event.detail.message.json;
+      awaitNext();
       app.connection.heard();
       if (message && message.beat) event.detail.message.cancelled = true;
       if (!message || message.beat || message.since === 0 || message.since === has) return;
@@ -211,24 +221,35 @@
   // Each update would leave the white space around it behind, in an open page for ever. The boxes
   // are grids, which do not show it.
   const GRIDS = ".page, .regions, .stack, .grid, .tl-rows";
+  const touched = new Set();
   function removeBlanks() {
-    for (const box of all(GRIDS)) {
-      for (const node of [...box.childNodes]) {
+    for (const box of touched) {
+      for (const node of box.matches(GRIDS) ? [...box.childNodes] : []) {
         if (node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
       }
     }
+    touched.clear();
   }
 
-  // A message may swap several parts. What follows is done once, before the next frame.
-  const afterSwaps = [removeBlanks];
-  let isScheduled = false;
+  // A message may swap several parts. What follows is done once, before the next frame; what
+  // concerns tables and forms only if some came, because a search of a large page takes long.
+  const afterForms = [];
+  let isScheduled = false, haveFormsCome = false;
+  document.addEventListener("htmx:before:swap", (event) => {
+    for (const { target, fragment } of event.detail.tasks || []) {
+      if (target && target.parentElement) touched.add(target.parentElement);
+      haveFormsCome ||= !fragment || Boolean(fragment.querySelector(`form, ${SCROLLING}`));
+    }
+  });
   document.addEventListener("htmx:after:swap", () => {
     moved = true;
     if (isScheduled) return;
     isScheduled = true;
     window.requestAnimationFrame(() => {
       isScheduled = false;
-      for (const work of afterSwaps) work();
+      removeBlanks();
+      if (haveFormsCome) for (const work of afterForms) work();
+      haveFormsCome = false;
     });
   });
 
@@ -271,14 +292,14 @@
   // ---- What scrolls sideways can be scrolled by the keyboard ----
 
   function reachScrolling() {
-    for (const box of all(".table-wrap, .report-scroll")) {
+    for (const box of all(SCROLLING)) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     }
   }
   reachScrolling();
   window.addEventListener("resize", reachScrolling);
-  afterSwaps.push(reachScrolling);
+  afterForms.push(reachScrolling);
 
   // ---- Parts that the reader has opened or closed stay so, whatever an update replaces ----
 
@@ -312,6 +333,6 @@
     alert.dataset.focused = "";
     field.focus();
   }
-  afterSwaps.push(focusMistake);
+  afterForms.push(focusMistake);
   focusMistake();
 })();

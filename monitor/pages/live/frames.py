@@ -9,6 +9,7 @@ page's own partials in <hx-partial> elements, which htmx morphs into place.
     x           digest of the rows of a page that fetches its table itself
     content     HTML of the changed parts
     problem     why there are no newer readings
+    request_id  FEED: the element for live messages, so that htmx does not search the page for it
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from monitor.pages.live.cards import Values
 
 # Placeholder for the children in a part's HTML.
 CHILDREN = "<!--children-->"
+FEED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Frame:
 
     def _compose(self, board: Board, since: int, now: float) -> dict[str, object]:
         changed = board.newer_than(since)
-        body: dict[str, object] = {"n": self.n, "since": since}
+        body: dict[str, object] = {"n": self.n, "since": since, "request_id": FEED}
         at = self.at if board.at is None else board.at
         if at is not None:
             body |= {"t": round(at, 3), "age": round(max(0.0, now - at), 1)}
