@@ -130,4 +130,4 @@ def test_the_page_shows_how_much_overuse_there_was_in_each_hour(
     assert "12 % of 100 %" in page
     assert page.count("<title>100 %</title>") == 3
     assert page.count("<title>0 %</title>") == 21
-    assert "Load above 70 %: ×0.1." in page
+    assert "<dt>Load above 70 %</dt><dd>×0.1</dd>" in page

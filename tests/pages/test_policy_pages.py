@@ -201,7 +201,7 @@ def test_what_differs_from_the_defaults_comes_first(alice: User, as_user: Browse
     html = as_user(alice).get("/rules/").content.decode()
 
     first = html.index("Different from the defaults")
-    assert first < html.index("90 s", first) < html.index("rules-index")
+    assert first < html.index("90 s", first) < html.index('class="rules"')
 
 
 def test_the_rules_are_searched_by_all_words(alice: User, as_user: Browse) -> None:

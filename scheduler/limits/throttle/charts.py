@@ -1,4 +1,4 @@
-"""Geometry of the page of the mode: overuse by hour, and the multiplier by other users' load."""
+"""The page of the mode: overuse by hour, and the multiplier by other users' load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.limits.throttle.policy import throttle
 from scheduler.limits.throttle.policy.throttle import AdaptivePolicy, LoadTier
 
 HOUR_S = 3600
-# Both charts: the plot inside its SVG.
+# The plot inside its SVG.
 WIDE, HIGH = 480, 72
 Spans = Sequence[tuple[float, float]]
 
@@ -44,31 +44,12 @@ def overuse_hours(spans: Spans, hours: int, now: datetime) -> list[OveruseHour]:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class TierStep:
-    """A range of other users' load, in percent, and the multiplier there, with its bar."""
-
-    words: str
-    multiplier: float
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-def tier_steps(policy: AdaptivePolicy) -> list[TierStep]:
+def tiers(policy: AdaptivePolicy) -> list[tuple[str, float]]:
+    """Each range of other users' load in words, with the multiplier there."""
     free, busy = policy.free_below_pct, policy.busy_above_pct
-    ranges = (
-        (LoadTier.FREE, 0.0, free, f"below {free:g} %"),
-        (LoadTier.MIDDLE, free, busy, f"{free:g}–{busy:g} %"),
-        (LoadTier.BUSY, busy, 100.0, f"above {busy:g} %"),
-    )
-    steps = []
-    for tier, begin, end, words in ranges:
-        factor = throttle.multiplier(tier, policy)
-        tall = round(HIGH * factor, 1)
-        x, width = WIDE * begin / 100, WIDE * (end - begin) / 100
-        steps.append(
-            TierStep(words, factor, round(x, 1), round(HIGH - tall, 1), round(width - 2, 1), tall)
-        )
-    return steps
+    words = {
+        LoadTier.FREE: f"below {free:g} %",
+        LoadTier.MIDDLE: f"{free:g}–{busy:g} %",
+        LoadTier.BUSY: f"above {busy:g} %",
+    }
+    return [(text, throttle.multiplier(tier, policy)) for tier, text in words.items()]

@@ -106,7 +106,7 @@ def mode(request: HttpRequest) -> HttpResponse:
         "policy": policy,
         "look_back_h": LOOK_BACK_H,
         "multipliers": {"hog": HOG_MULTIPLIER, "least": LEAST_MULTIPLIER},
-        "steps": charts.tier_steps(adaptive),
+        "tiers": charts.tiers(adaptive),
         "changes": events.recent(SHOWN, kind="MODE_CHANGED"),
         **load(now),
     }

@@ -439,7 +439,7 @@ _HEADLINES: Mapping[Code, Callable[[Blocker], str]] = {
 def condition(blocker: Blocker) -> str:
     """One sentence that says what ends this reason to wait."""
     if blocker.never:
-        return "It can't start as it is: cancel it, or change the request."
+        return _CHANGE_IT
     words = _CONDITIONS[blocker.code]
     return words if isinstance(words, str) else words(blocker)
 
@@ -485,6 +485,7 @@ _BY_ENGINE = {
     Tier.MACHINE: "An operator of the engine must look at its nodes.",
     Tier.CONTENTION: "The engine starts it when it is its turn.",
 }
+_CHANGE_IT = "Change the request, or cancel it."
 _WHEN_FREE = "It starts when a GPU that matches becomes free."
 _BY_ITSELF = "It starts by itself when that is over."
 _WHEN_CALM = "It starts when the load falls."
@@ -494,7 +495,7 @@ _ADMINISTRATOR = "An administrator must change the compute mode of this GPU."
 _CONDITIONS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.HELD: lambda b: f"{b.holder or 'An operator'} or an operator must release it.",
     Code.TOO_MANY_REQUEUES: "Its owner or an operator must release it.",
-    Code.INFEASIBLE: "It can't start as it is: cancel it, or change the request.",
+    Code.INFEASIBLE: _CHANGE_IT,
     Code.ARRAY_LIMIT: "It starts when another job of the array ends.",
     Code.BEGIN_TIME: "It starts by itself after that time.",
     Code.BACKOFF: "It is tried again by itself.",
