@@ -9,17 +9,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
 
-from django.apps import apps
 from django.core.management import call_command
-from django.core.management.sql import emit_post_migrate_signal
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connection, router
+from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.operations import RunPython
 from django.db.migrations.recorder import MigrationRecorder
-from django.db.migrations.state import StateApps
-from django.db.models import Model
 from django.utils import timezone
 
 from scheduler.runner.confine import locks
@@ -168,7 +162,7 @@ def prepare_database() -> None:
                     " Install the version that made it, or a later one."
                 )
             is_behind = set(loader.disk_migrations) - set(loader.applied_migrations)
-            if is_behind and not make(loader):
+            if is_behind:
                 call_command("migrate", verbosity=0, interactive=False)
     except DatabaseError as error:
         first = str(error).strip().splitlines()[0]
@@ -207,55 +201,3 @@ def _alone() -> Iterator[None]:
             yield
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])
-
-
-# The tables of a new SQLite database, made at once from the models.
-#
-# Migrations build them in steps, and each step makes model classes anew, which takes seconds.
-
-# Migrations of other apps change only rows that exist.
-OWN_APPS = frozenset({"gpucoord_site", "monitor", "scheduler", "reports"})
-
-
-def make(loader: MigrationLoader) -> bool:
-    """Make all tables with their first rows. False: the database is not empty, or not SQLite.
-
-    All is one transaction, so that a process that is killed leaves an empty database.
-    """
-    if connection.vendor != "sqlite" or connection.introspection.table_names():
-        return False
-    recorder = MigrationRecorder(connection)
-    with connection.schema_editor() as editor:
-        tables: list[type[Model]] = [*_models(), cast("type[Model]", recorder.Migration)]
-        for model in tables:
-            editor.create_model(model)
-        recorder.migration_qs.bulk_create(
-            recorder.Migration(app=app, name=name) for app, name in sorted(_recorded(loader))
-        )
-        for fill in _first_rows(loader):
-            fill.code(cast(StateApps, apps), editor)
-        emit_post_migrate_signal(0, False, DEFAULT_DB_ALIAS, apps=apps, plan=[])
-    return True
-
-
-def _recorded(loader: MigrationLoader) -> set[tuple[str, str]]:
-    """All migrations; Django takes one as applied only with those that it replaces."""
-    replaced = (set(migration.replaces) for migration in loader.disk_migrations.values())
-    return set(loader.disk_migrations).union(*replaced)
-
-
-def _models() -> Iterator[type[Model]]:
-    """Tables between two models are made with the first of them."""
-    for config in apps.get_app_configs():
-        for model in router.get_migratable_models(config, DEFAULT_DB_ALIAS):
-            options = model._meta
-            if options.managed and not options.proxy and not options.swapped:
-                yield model
-
-
-def _first_rows(loader: MigrationLoader) -> Iterator[RunPython]:
-    """The steps that fill tables, of the migrations that a new database would get."""
-    for app, name in sorted(loader.graph.nodes):
-        if app in OWN_APPS:
-            operations = loader.graph.nodes[app, name].operations
-            yield from (step for step in operations if isinstance(step, RunPython))
