@@ -170,17 +170,15 @@ def kinds() -> list[object]:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_killed_processes_lose_no_job(service: Service, tmp_path: Path, kind: str) -> None:
-    killed: list[int] = []
-
     def kill(service: Service, _: Load) -> None:
         for _ in range(3):
-            killed.append(send(VICTIMS[kind](service), signal.SIGKILL))
+            # On a busy machine, none of the jobs may be running just now.
+            wait_until(lambda: send(VICTIMS[kind](service), signal.SIGKILL), 30, f"{kind} to kill")
             time.sleep(2)
 
     ended = run_with_fault(service, kill, tmp_path / "tally")
 
     assert ended.faults() == []
-    assert sum(killed) > 0
     if kind in {"web", "tasks"}:
         assert "PROCESS_ENDED" in service.text() or "was killed" in service.text()
 

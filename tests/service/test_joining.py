@@ -91,7 +91,11 @@ def test_a_further_host_joins_with_a_token_and_sends_readings_without_pages(
 
 
 def _hosts(api: httpx.Client) -> list[str]:
-    return sorted(host["name"] for host in api.get("hosts/").json()["hosts"] if host["version"])
+    answer = api.get("hosts/")
+    # A busy database.
+    if answer.status_code == 503:
+        return []
+    return sorted(host["name"] for host in answer.json()["hosts"] if host["version"])
 
 
 def _prepare(first: Service, here: Path, there: Path) -> str:

@@ -16,7 +16,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations import RunPython
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import StateApps
-from django.db.models import Model
+from django.db.models import AutoField, BigAutoField, Model
 
 # Migrations of other apps change only rows that exist.
 OWN_APPS = frozenset({"gpucoord_site", "monitor", "scheduler", "reports"})
@@ -43,6 +43,8 @@ def make_all() -> None:
         tables: list[type[Model]] = [*_models(), cast("type[Model]", recorder.Migration)]
         for model in tables:
             editor.create_model(model)
+        for link, short in _links(tables):
+            editor.alter_field(link, short, _long_number(link))
         recorder.migration_qs.bulk_create(
             recorder.Migration(app=app, name=name) for app, name in sorted(_recorded(loader))
         )
@@ -64,6 +66,22 @@ def _models() -> Iterator[type[Model]]:
             options = model._meta
             if options.managed and not options.proxy and not options.swapped:
                 yield model
+
+
+def _links(tables: list[type[Model]]) -> Iterator[tuple[type[Model], AutoField[int, int]]]:
+    """The tables between two models of Django: by its migrations, their rows have long numbers."""
+    for model in tables:
+        for field in model._meta.local_many_to_many:
+            link = field.remote_field.through
+            if link is not None and type(link._meta.pk) is AutoField:
+                yield link, link._meta.pk
+
+
+def _long_number(link: type[Model]) -> BigAutoField[int, int]:
+    field: BigAutoField[int, int] = BigAutoField(primary_key=True)
+    field.set_attributes_from_name("id")
+    field.model = link
+    return field
 
 
 def _first_rows(loader: MigrationLoader) -> Iterator[RunPython]:
