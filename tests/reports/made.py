@@ -46,7 +46,12 @@ def share_of_all(pct: float = 30.0) -> Quota:
 
 
 def ran(
-    gpu: Gpu, since: datetime, hours: float, pct: float | None = 95.0, **changes: Any
+    gpu: Gpu,
+    since: datetime,
+    hours: float,
+    pct: float | None = 95.0,
+    watts: float = 300.0,
+    **changes: Any,
 ) -> ProcessUse:
     """Alice's python at `pct` of the GPU (None: not measured) from a full hour on."""
     until = since + timedelta(hours=hours)
@@ -58,7 +63,7 @@ def ran(
         ProcessHour.objects.create(
             use=use, t=begin, held_s=held, known_s=known, sm_s=known * (pct or 0) / 100,
             memory_byte_s=held * 10 * GIB, memory_known_s=held, peak_memory_bytes=11 * GIB,
-            joules=held * 300,
+            joules=held * watts,
         )  # fmt: skip
         use.held_s += held
         use.known_s += known

@@ -171,6 +171,19 @@ def test_idle_cost_is_unknown_where_the_energy_is_unknown() -> None:
     assert people.costs(None, None, GpuHours(), ReportPolicy(price_per_gpu_hour=2.0)).idle == 0.0
 
 
+def test_energy_that_no_process_is_charged_for_is_of_those_who_held_the_gpu_idle() -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN, 8, watts=80.0)
+
+    made = report()
+
+    # 24 h of 100 W, of which a process took 80 W for 8 h.
+    energy, idle = made.totals.energy_kwh, made.totals.idle_energy_kwh
+    assert (energy, idle) == (pytest.approx(2.4), pytest.approx(2.4 - 0.64))
+    alice = user(made)
+    assert alice.energy_kwh == pytest.approx(0.64 + 0.16)
+    assert alice.idle_energy_kwh == pytest.approx(0.16)
+
+
 def test_all_parts_add_up_to_the_gpus_times_the_time() -> None:
     gpu = watched_gpu(BEGIN, NOW)
     watch(watched_gpu(NOW - timedelta(hours=20), NOW, 1), BEGIN, BEGIN)

@@ -90,6 +90,15 @@ def test_what_a_limit_can_never_allow_needs_a_person() -> None:
     assert texts(4) == [("UserMaxGpus", Tier.PERSON), ("UserMaxMemory", Tier.PERSON)]
 
 
+def test_a_limit_says_how_much_of_it_is_left() -> None:
+    account = account_of(most_gpus=4, most_memory_bytes=60 * GIB, gpus=3, memory_bytes=45 * GIB)
+    request = Requirement(gpus=2, memory_bytes=10 * GIB)
+
+    blockers = quotas.refusals(request, 3, HOUR, account, Throttle(), policy=QuotaPolicy())
+
+    assert [blocker.available for blocker in blockers] == ["1 of 4", "15 GiB free"]
+
+
 def test_who_declares_no_memory_holds_the_whole_gpu() -> None:
     account = account_of(most_memory_bytes=60 * GIB)
 
