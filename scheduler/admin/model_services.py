@@ -106,7 +106,6 @@ class ModelServiceAdmin(FormsOfUser):
         "pin",
         "enabled",
     )
-    list_filter = ("role", "enabled", "pin")
     search_fields = ("name",)
     ordering = ("name",)
 

@@ -71,7 +71,6 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Shows each limit with its highest current use; every change is audited."""
 
     form = QuotaForm
-    list_filter = (("user", admin.EmptyFieldListFilter), ("group", admin.EmptyFieldListFilter))
     list_select_related = ("user", "group")
     search_fields = ("user__username", "group__name")
     autocomplete_fields = ("user", "group")
