@@ -19,7 +19,7 @@ class SchedulerConfig(AppConfig):
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.jobs.lifecycle import steps as job_files
         from scheduler.jobs.live.regions import register_regions
-        from scheduler.jobs.pages.calibration import calibration_lines
+        from scheduler.jobs.pages.sooner import calibration_lines
         from scheduler.limits.quotas import rows as quota_rows
         from scheduler.submission.intake import steps as intake_checks
 
@@ -28,7 +28,7 @@ class SchedulerConfig(AppConfig):
         rollups.register_outdated(cleaning_runs.too_old)
         rollups.register_outdated(job_files.expired_jobs)
         for old_rows in parts(
-            "scheduler.language_models.model_services.rows.services:too_old",
+            "scheduler.language_models.model_services.rows:too_old",
             "scheduler.language_models.prompts.rows:too_old",
             "scheduler.submission.batches.rows.batches:expired",
         ):

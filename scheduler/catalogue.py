@@ -9,8 +9,7 @@ from typing import Any
 
 from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
-from scheduler.jobs.lifecycle.policy.retries import RetryPolicy
+from scheduler.jobs.lifecycle.policy.retries import RetentionPolicy, RetryPolicy
 from scheduler.jobs.notifications.policy import NotificationPolicy
 from scheduler.language_models.model_services.policy.eviction import EvictionPolicy
 from scheduler.language_models.prompts.policy import PromptPolicy

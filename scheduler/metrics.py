@@ -11,7 +11,9 @@ from monitor.journal.rows import counters
 from monitor.pages.metrics.gpus import Families
 from monitor.runtime.rows.extensions import parts
 from monitor.runtime.rows.prepared import compiled_once
-from scheduler.disk import metrics as disk_metrics
+from scheduler.disk import rows as runs
+from scheduler.disk.policy import DiskLevel
+from scheduler.disk.steps import folders
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.limits.throttle import rows as throttle_rows
@@ -19,13 +21,41 @@ from scheduler.limits.throttle.policy.mode import Mode
 from scheduler.limits.throttle.policy.pressure import CLASSES
 from scheduler.models import Job
 
+# Metrics of the watched folders.
+
+
+def add_disk_metrics(into: Families, now: datetime) -> None:
+    watched = folders.watched()
+    cleaned = {(row.host, row.path): 0.0 for row in watched}
+    cleaned |= {(row.host, row.subject): row.value for row in counters.of(runs.CLEANED_BYTES)}
+    for (host, path), value in cleaned.items():
+        labels = {"host": host, "path": path}
+        help_text = "Bytes that clean-ups freed, by watched folder."
+        into.counter("disk_cleaned_bytes_total", help_text, labels, value)
+    for row in watched:
+        if now - row.at > folders.STALE_AFTER:
+            continue
+        labels = {"host": row.host, "path": row.path}
+        into.gauge(
+            "gpucoord_watched_disk_used_percent",
+            "Use of the file system of a watched folder, as df counts it.",
+            labels,
+            row.used_pct,
+        )
+        into.gauge(
+            "gpucoord_watched_disk_blocked",
+            "1 while jobs wait because the file system is full.",
+            labels,
+            None if row.level == DiskLevel.UNKNOWN else row.level == DiskLevel.BLOCKED,
+        )
+
 
 def add_metrics(into: Families, now: datetime) -> None:
     _add_open(into, now)
     _add_finished(into)
     _add_predictions(into, now)
     _add_throttle(into, now)
-    disk_metrics.add_metrics(into, now)
+    add_disk_metrics(into, now)
     for add_prompts in parts("scheduler.language_models.prompts.metrics:add_metrics"):
         add_prompts(into, now)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from django.urls import path
 
 from monitor.runtime.pages import extension_page
-from scheduler.execution.hosts import pages as host_pages
+from scheduler.execution import pages as host_pages
 from scheduler.jobs.notifications import pages as notification_views
 from scheduler.jobs.pages import sooner, table
+from scheduler.jobs.pages import sooner as without_incident_page
 from scheduler.jobs.pages import views as job_views
-from scheduler.jobs.pages import without_incident as without_incident_page
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.throttle import pages as throttle_pages

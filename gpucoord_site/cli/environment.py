@@ -16,7 +16,7 @@ from scheduler.facts.field_parsers import (
     OURS,
     VARIABLE_NAME,
 )
-from scheduler.facts.limits import NAMES, UNLIMITED
+from scheduler.facts.people import NAMES, UNLIMITED
 
 # Programs read secrets from variables with these words in their name; a word ends at _ or a sign.
 SECRET = re.compile(

@@ -18,7 +18,7 @@ from monitor.gpus.sampling.probes.simulated.scenario import NAME
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.model_services import InstanceState, PredictionMode, Role
 from scheduler.facts.prompts import NewPrompt, PromptStatus, PromptType
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.language_models.prompts import actions as prompts
 from scheduler.models import (
     Job,

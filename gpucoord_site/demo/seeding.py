@@ -37,7 +37,7 @@ from reports.models import ReportSchedule
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement, YieldOptions
 from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.rows import transitions
-from scheduler.jobs.lifecycle.rows.queue import request_cancel, submit
+from scheduler.jobs.lifecycle.rows.changes import request_cancel, submit
 from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
 from scheduler.runner import files
 from scheduler.submission.batches.rows import batches as batch_rows

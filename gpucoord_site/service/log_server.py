@@ -13,7 +13,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from scheduler.execution.hosts.pages import log_answer
+from scheduler.execution.pages import log_answer
 
 PATH = re.compile(r"/internal/log/([A-Za-z0-9_:.=-]{1,2000})/")
 # Of one read or write, and of a whole request.

@@ -17,7 +17,7 @@ from typing import Any, cast
 from django.conf import settings
 from django_q.tasks import async_task
 
-from monitor.runtime.facts import Guard, Step
+from monitor.runtime.policy import Guard, Step
 from monitor.runtime.rows.leases import LeaseSpec
 
 SLICE = "gpucoord_site.service.slices.run_slice"

@@ -26,7 +26,7 @@ from monitor.gpus.policy.hangs import hang_text
 from monitor.gpus.sampling.probes.nvml.calls import patience_s
 from monitor.journal.rows import events
 from monitor.models import Lease
-from monitor.runtime.facts import Step
+from monitor.runtime.policy import Step
 from monitor.runtime.probes import datagrams
 from monitor.runtime.probes.process_identity import me
 from monitor.runtime.rows import database, leases
@@ -217,7 +217,7 @@ class LeaseTerm:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """The transaction for all writes of a step: see `monitor.runtime.facts.Guard`."""
+        """The transaction for all writes of a step: see `monitor.runtime.policy.Guard`."""
         with transaction.atomic():
             self._renew(**self._report.fields())
             yield

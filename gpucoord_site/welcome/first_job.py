@@ -14,9 +14,9 @@ from django.contrib.auth.models import User
 from monitor.facts.accounts import LocalAccounts
 from monitor.owners.accounts import rows
 from scheduler.jobs.pages import detail as job_page
+from scheduler.jobs.pages import forms
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.jobs.pages import starting_points
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import Job
 from scheduler.submission.intake import actions as intake
@@ -40,7 +40,7 @@ class FirstJob:
 
 def line() -> str:
     """The line for a terminal."""
-    return starting_points.example().line(f"--name {NAME}")
+    return forms.example().line(f"--name {NAME}")
 
 
 def terminal_account(user: User) -> str:
@@ -67,7 +67,7 @@ def newest(user: User) -> FirstJob | None:
 
 def submit(user: User, now: datetime) -> Job:
     """Submit the same job from the page. Raises UnableToSubmit."""
-    example = starting_points.example()
+    example = forms.example()
     fields = {"command": example.command, "gpus": example.gpus, "name": NAME}
     return intake.submit(fields, user, now)
 

@@ -22,7 +22,7 @@ from gpucoord_site.welcome import first_job
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel
 from scheduler.facts.model_services import OWNER
-from scheduler.jobs.pages import starting_points
+from scheduler.jobs.pages import forms
 from scheduler.models import Job, Quota
 from scheduler.submission.intake.policy import UnableToSubmit
 
@@ -44,7 +44,7 @@ def welcome(request: HttpRequest) -> HttpResponse:
     """The line that submits a first job, and the job as soon as it has arrived."""
     user = _user(request)
     context = {
-        "command": starting_points.example().command,
+        "command": forms.example().command,
         "terminal_line": first_job.line(),
         "account": first_job.terminal_account(user),
         "job": first_job.newest(user),

@@ -13,7 +13,7 @@ from django.utils import timezone
 from monitor.admin.base import ReadOnly
 from scheduler.admin.fields import FormsOfUser
 from scheduler.models import IdleChoice, IdleTemplate
-from scheduler.submission.idle_work import actions
+from scheduler.submission.idle_work import step
 
 
 class IdleTemplateForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -42,7 +42,7 @@ class IdleTemplateForm(forms.ModelForm):  # type: ignore[type-arg]
         cleaned = super().clean()
         if cleaned is not None and not self.errors:
             row = IdleTemplate(pk=self.instance.pk, **cleaned)
-            for refusal in actions.problems(row, self.person, timezone.now()):
+            for refusal in step.problems(row, self.person, timezone.now()):
                 field = refusal.field if refusal.field in self.fields else "request"
                 self.add_error(field, f"{refusal.field}: {refusal.text}")
         return cleaned
@@ -66,7 +66,7 @@ class IdleTemplateAdmin(FormsOfUser):
             obj.created_by = form.person.get_username()
         super().save_model(request, obj, form, change)
         word = "changed" if change else "added"
-        actions.note(obj, form.person, timezone.now(), f"IDLE_TEMPLATE_{word.upper()}", word)
+        step.note(obj, form.person, timezone.now(), f"IDLE_TEMPLATE_{word.upper()}", word)
 
 
 @admin.register(IdleChoice)

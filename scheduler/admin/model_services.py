@@ -18,7 +18,7 @@ from monitor.admin.base import Forgettable, ReadOnly
 from monitor.gpus import rows as gpu_rows
 from scheduler.admin.fields import FormsOfUser
 from scheduler.language_models.model_services import actions
-from scheduler.language_models.model_services.policy import services as policy
+from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 

@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 
 from monitor.admin.base import Forgettable, ReadOnly
 from scheduler.admin.fields import Size
-from scheduler.jobs.pages import starting_points
+from scheduler.jobs.pages import forms as starting_points
 from scheduler.models import (
     AttemptUse,
     Batch,

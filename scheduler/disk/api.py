@@ -16,8 +16,7 @@ from monitor import tasks
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows as runs
-from scheduler.disk.facts import DiskLevel
-from scheduler.disk.policy import DiskPolicy
+from scheduler.disk.policy import DiskLevel, DiskPolicy
 from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun
 

@@ -17,8 +17,7 @@ from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows as runs
-from scheduler.disk.facts import DiskLevel
-from scheduler.disk.policy import CleaningPolicy, DiskPolicy
+from scheduler.disk.policy import CleaningPolicy, DiskLevel, DiskPolicy
 from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun, WatchedDisk
 

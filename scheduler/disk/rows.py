@@ -13,7 +13,7 @@ from monitor.facts.input_rules import escaped
 from monitor.journal.rows import audit, counters
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.usage.rows.rollups import RetentionPeriods
-from scheduler.disk.facts import Candidate, CleanResult
+from scheduler.disk.policy import Candidate, CleanResult
 from scheduler.facts.jobs import JobState
 from scheduler.models import CleaningRun, Job
 

@@ -17,11 +17,11 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.hosts import policy as host_policy
 from monitor.gpus.hosts import rows as host_rows
 from monitor.gpus.policy.capability import cpu_places
-from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.sampling.probes.host import LimitsProbe
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import audit
 from monitor.models import ProcessUse
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
@@ -332,7 +332,7 @@ class PlanInputs:
 def _on_named_gpus(queue: list[QueuedJob]) -> list[QueuedJob]:
     """The jobs of models with the GPUs that their services name."""
     of_models = [job.id for job in queue if job.owner == OWNER and job.requirement.gpus]
-    on_gpus_of = part("scheduler.language_models.model_services.rows.services:on_gpus_of")
+    on_gpus_of = part("scheduler.language_models.model_services.rows:on_gpus_of")
     named = on_gpus_of(of_models) if of_models and on_gpus_of else {}
     return (
         [

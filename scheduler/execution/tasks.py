@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from monitor.runtime.facts import Guard, Step
+from monitor.runtime.policy import Guard, Step
 from monitor.runtime.rows.database import FilledTables, keep_commits_synced
 from monitor.runtime.rows.extensions import part, step_of
 from monitor.runtime.rows.wakeups import socket_folder
@@ -18,8 +18,8 @@ from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.yields import EvictionStep, WithdrawalStep
 from scheduler.execution.engines.facts import EngineName
 from scheduler.execution.policy import ENDINGS, Action
-from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.executor import Executor
+from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.models import EngineStatus, ExclusiveRun, ModelService
 from scheduler.submission.intake import steps

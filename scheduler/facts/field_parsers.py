@@ -16,8 +16,8 @@ from monitor.facts.input_rules import (
     holds_unstorable,
     is_storable,
 )
-from scheduler.facts import limits, units
-from scheduler.facts.notices import NoticeKind, parse_kinds
+from scheduler.facts import people, units
+from scheduler.facts.jobs import NoticeKind, parse_kinds
 from scheduler.facts.scripts import Script
 from scheduler.facts.units import LONGEST_TEXT, parse_bytes, parse_numbers, quoted
 
@@ -229,7 +229,7 @@ def parse_umask(value: Any, _context: ParseContext) -> int:
 
 
 def parse_limits(value: Any, _context: ParseContext) -> dict[str, int | str]:
-    problems = (limits.problem(name, amount) for name, amount in value.items())
+    problems = (people.problem(name, amount) for name, amount in value.items())
     if first := list(islice(filter(None, problems), MOST_ENV_REFUSALS)):
         raise ValueError(*first)
     return dict(value)

@@ -9,7 +9,7 @@ from enum import Enum, Flag, auto
 from typing import Any
 
 from scheduler.facts import field_parsers as parsers
-from scheduler.facts import limits
+from scheduler.facts import people
 from scheduler.facts.field_parsers import (
     LONGEST_COMMAND,
     LONGEST_NAME,
@@ -17,8 +17,7 @@ from scheduler.facts.field_parsers import (
     LONGEST_PATTERN,
     Parser,
 )
-from scheduler.facts.jobs import PRIORITIES
-from scheduler.facts.notices import NoticeKind
+from scheduler.facts.jobs import PRIORITIES, NoticeKind
 from scheduler.facts.units import (
     LONGEST_INDICES,
     LONGEST_TEXT,
@@ -250,7 +249,7 @@ LIMITS = FieldType(
     kind=Kind.WORDS,
     json=dict[str, int | str],
     parse=parsers.parse_limits,
-    schema={"propertyNames": {"enum": list(limits.NAMES)}},
+    schema={"propertyNames": {"enum": list(people.NAMES)}},
     to_column=lambda value: value or {},
     to_text=tags_text,
 )

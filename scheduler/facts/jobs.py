@@ -13,7 +13,61 @@ from typing import Any
 from monitor.facts import input_rules
 from monitor.facts.input_rules import is_storable
 from scheduler.facts.blockers import Blocker
-from scheduler.facts.notices import NoticeKind
+
+# What users can be notified of about their jobs.
+
+
+# Limits of a user's settings of notices.
+LONGEST_ADDRESS = 2000
+MOST_FAILURES, LONGEST_QUICK_S = 100, 86_400
+
+
+class NoticeKind(StrEnum):
+    """FINISHED: it has ended, however. FAILED: it ended without success. STARTS_SOON: by the
+
+    predicted start. A cancelled job gives no notice to the user who cancelled it.
+    """
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    STARTS_SOON = "starts_soon"
+
+
+NOTICE_WORDS: dict[NoticeKind, str] = {
+    NoticeKind.FINISHED: "A job has ended",
+    NoticeKind.FAILED: "A job has failed, timed out or was lost",
+    NoticeKind.PREEMPTED: "A job was interrupted and waits again",
+    NoticeKind.STARTS_SOON: "A job is expected to start soon",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNotice:
+    """Something that happened to a job. event: the number of its event; 0 = none."""
+
+    kind: NoticeKind
+    job_id: int
+    name: str
+    owner: str
+    text: str
+    event: int = 0
+
+    @property
+    def about(self) -> str:
+        """The key under which it is sent once."""
+        return f"job:{self.job_id}:{self.kind}:{self.event}"
+
+
+def parse_kinds(text: str) -> tuple[NoticeKind, ...]:
+    """Read "finished, preempted"; raises ValueError with a sentence."""
+    words = [word for word in text.replace(",", " ").lower().replace("-", "_").split() if word]
+    try:
+        return tuple(dict.fromkeys(NoticeKind(word) for word in words))
+    except ValueError:
+        allowed = ", ".join(NoticeKind)
+        raise ValueError(f"Write one or more of: {allowed}.") from None
+
 
 LARGEST_RESULT = 64 * 1024
 AGES = timedelta(days=36_500)
@@ -194,7 +248,7 @@ class NewJob:
     # As the command line captures it; `env` takes precedence.
     environment: dict[str, str] = field(default_factory=dict)
     umask: int | None = None
-    # Soft limits of its processes, by the names of scheduler.facts.limits.
+    # Soft limits of its processes, by the names of scheduler.facts.people.
     limits: dict[str, int | str] = field(default_factory=dict)
     # Primary group of its processes; "" = the account's own.
     group: str = ""

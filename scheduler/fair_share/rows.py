@@ -14,7 +14,7 @@ from math import inf
 from django.db.models import Count, Exists, OuterRef, Q
 from django.utils import timezone
 
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Capacity, UserAccount

@@ -21,14 +21,14 @@ from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview, yields
-from scheduler.execution.hosts.pages import LOG_ANSWER, elsewhere, not_read
-from scheduler.execution.hosts.probes import Unreachable
+from scheduler.execution.pages import LOG_ANSWER, elsewhere, not_read
+from scheduler.execution.probes import Unreachable
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle import probes as job_logs
 from scheduler.jobs.lifecycle.probes import LogPiece
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views

@@ -204,7 +204,7 @@ class BatchItem(models.Model):
 
 
 class IdleTemplate(models.Model):
-    """Background work for idle GPUs: scheduler.facts.idle_work.TemplateFact.
+    """Background work for idle GPUs: scheduler.facts.batches.TemplateFact.
 
     request: the fields of each job, as in POST /api/jobs/, with a command or a script.
     signals: {name: {"value": number, "at": time}}.
@@ -245,7 +245,7 @@ class IdleTemplate(models.Model):
 
 
 class IdleChoice(models.Model):
-    """Why an idle GPU got a job of a template. candidates: of scheduler.facts.idle_work."""
+    """Why an idle GPU got a job of a template. candidates: of scheduler.facts.batches."""
 
     at = models.DateTimeField(db_index=True)
     host = models.CharField(max_length=100)

@@ -110,7 +110,7 @@ class PlanVersion(models.Model):
 class WatchedDisk(models.Model):
     """The space of the file system of a watched folder, as the controller of its host read it.
 
-    level: scheduler.disk.facts.DiskLevel. problem: why it cannot be read; figures are then None.
+    level: scheduler.disk.policy.DiskLevel. problem: why it cannot be read; figures are then None.
     """
 
     host = models.CharField(max_length=100)

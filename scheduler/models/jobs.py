@@ -84,7 +84,7 @@ class Job(models.Model):
     pause_on_quick_failure = models.BooleanField(
         "hold jobs like it after quick failures", db_default=False, default=False
     )
-    # Notices to its owner, beside those for all jobs: names of scheduler.facts.notices.NoticeKind.
+    # Notices to its owner, beside those for all jobs: names of scheduler.facts.jobs.NoticeKind.
     notify = models.JSONField(default=list, blank=True)
     begin_at = models.DateTimeField(null=True, blank=True)
     # The number of the array's first job.
@@ -92,7 +92,7 @@ class Job(models.Model):
     array_index = models.PositiveIntegerField(null=True, blank=True)
     array_limit = models.PositiveIntegerField(null=True, blank=True)
     umask = models.PositiveSmallIntegerField(null=True, blank=True)
-    # Soft limits of its processes: scheduler.facts.limits.
+    # Soft limits of its processes: scheduler.facts.people.
     limits = models.JSONField(default=dict, db_default=EMPTY, blank=True)
     # "" = that of the account.
     primary_group = models.CharField(max_length=120, db_default="", default="", blank=True)
@@ -312,7 +312,7 @@ class JobPreset(models.Model):
 class NotificationSettings(models.Model):
     """When a user is notified about own jobs.
 
-    kinds: names of scheduler.facts.notices.NoticeKind, for all jobs; a job's own kinds are added.
+    kinds: names of scheduler.facts.jobs.NoticeKind, for all jobs; a job's own kinds are added.
     channel: a service of the user's own, beside mails. by_browser: open pages of the user show
     them too, in browsers that have the permission.
     """

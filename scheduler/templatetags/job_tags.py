@@ -18,9 +18,8 @@ from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.owners.looks.rows import look_of
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
-from scheduler.jobs.pages import starting_points
-from scheduler.jobs.timeline.charts import Span, joined
-from scheduler.jobs.timeline.facts import Band, Bar, BarKind
+from scheduler.jobs.pages import forms
+from scheduler.jobs.timeline.charts import Band, Bar, BarKind, Span, joined
 from scheduler.queue.blockers.policy.stored_blockers import addressed
 
 register = template.Library()
@@ -124,7 +123,7 @@ def sentence(text: str, viewer: str = "") -> SafeString:
 @register.simple_tag
 def example_submission() -> str:
     """A command to try first, which runs on servers without GPUs too."""
-    return starting_points.example().line()
+    return forms.example().line()
 
 
 @register.filter

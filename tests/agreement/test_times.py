@@ -22,7 +22,7 @@ from monitor.pages.metrics.gpus import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
-from scheduler.execution.progress.step import ProgressStep
+from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.timeline import pages as timeline

@@ -14,7 +14,7 @@ from monitor.facts.readings import ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
-from scheduler.execution.progress.step import ProgressStep
+from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Requirement
 from scheduler.facts.plans import Plan

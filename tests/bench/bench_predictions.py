@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from math import exp, log
 from statistics import median
 
-from scheduler.execution.progress.policy import Progress, run_time
+from scheduler.execution.policy import Progress, run_time
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.queue.planner.forecast.classes import Queue

@@ -116,10 +116,10 @@ def _count(log: Path) -> dict[str, set[str]]:
 
     from monitor.gpus.snapshot import rows as snapshots
     from scheduler.execution import tasks
-    from scheduler.runner import spawning
+    from scheduler.runner import launch
     from tests.builders import snapshot
 
-    spawning.PROGRAM = RUNNER_PROGRAM.replace("LOG", repr(str(log)))
+    launch.PROGRAM = RUNNER_PROGRAM.replace("LOG", repr(str(log)))
     client = Client(headers={"host": "localhost"})
     client.force_login(
         User.objects.create_user("nobody"), "django.contrib.auth.backends.ModelBackend"

@@ -21,7 +21,7 @@ from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.models import IdleTemplate, Job, JobPreset, Quota, ScriptDefinition
 from scheduler.submission.batches import actions as batches
 from scheduler.submission.batches.step import BatchStep
-from scheduler.submission.idle_work import actions as idle_work
+from scheduler.submission.idle_work import step as idle_work
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from tests import jobs_made

@@ -16,7 +16,7 @@ from django.test import Client
 from monitor.admin.channels import ChannelForm
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, problem_of, send_all
 from monitor.models import Channel
-from scheduler.jobs.notifications import actions
+from scheduler.jobs.notifications import step
 
 pytestmark = pytest.mark.hostile
 LOCAL = [
@@ -139,15 +139,15 @@ def test_tokens_that_look_like_a_local_address_are_no_hosts() -> None:
 
 @pytest.mark.parametrize("host", LOCAL)
 def test_users_cannot_store_a_local_address(host: str, alice: User) -> None:
-    with pytest.raises(actions.InvalidService):
-        actions.save(alice, [], by_mail=False, address=address("json", host, 9))
+    with pytest.raises(step.InvalidService):
+        step.save(alice, [], by_mail=False, address=address("json", host, 9))
     assert not Channel.objects.exists()
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_users_cannot_store_an_address_that_names_a_file(name: str, alice: User) -> None:
-    with pytest.raises(actions.InvalidService):
-        actions.save(alice, [], by_mail=False, address=f"json://example.org/x?{name}=/etc/passwd")
+    with pytest.raises(step.InvalidService):
+        step.save(alice, [], by_mail=False, address=f"json://example.org/x?{name}=/etc/passwd")
 
 
 def test_rest_answers_422_for_a_local_address(alice: User) -> None:

@@ -18,7 +18,7 @@ from monitor.gpus.sampling.probes.identities import Identities
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent, Event
 from monitor.pages.live.rendering import DASHBOARD, PROCESSES, Renderer
-from scheduler.execution.progress import policy as progress
+from scheduler.execution import policy as progress
 from scheduler.jobs.lifecycle.probes import Decoder
 from scheduler.models import Job, JobPreset
 from scheduler.submission.batches import actions as batches

@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.gpus.snapshot import rows as snapshots
-from scheduler.language_models.model_services.rows import services
-from scheduler.language_models.model_services.steps import dry_run
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelService
 from scheduler.runner import accounts
 from scheduler.runner.accounts import Account
@@ -63,7 +63,7 @@ class TestAdding:
 
         as_user(root).post(PATH, body)
 
-        assert services.expected_boot_s(ModelService.objects.get()) == 45.0
+        assert rows.expected_boot_s(ModelService.objects.get()) == 45.0
 
     @pytest.mark.parametrize("text", ["45", "soon", "3d"])
     def test_a_time_of_a_boot_that_cannot_be_is_refused(
@@ -170,4 +170,4 @@ class TestDryRun:
 def test_env_is_looked_through() -> None:
     argv = ["env", "OLLAMA_HOST=127.0.0.1:9000", "ollama", "serve"]
 
-    assert dry_run.policy.program_of(argv) == "ollama"
+    assert effects.policy.program_of(argv) == "ollama"

@@ -17,8 +17,7 @@ from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Window
 from scheduler.jobs.timeline import pages
-from scheduler.jobs.timeline.charts import Span
-from scheduler.jobs.timeline.facts import Bar, BarKind
+from scheduler.jobs.timeline.charts import Bar, BarKind, Span
 from scheduler.templatetags.job_tags import timeline_label
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid

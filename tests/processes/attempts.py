@@ -12,7 +12,7 @@ from typing import Any
 
 from scheduler.runner import accounts, attempt_files, files
 from scheduler.runner.attempt_files import AttemptFiles
-from scheduler.runner.spawning import RunnerStarter
+from scheduler.runner.launch import RunnerStarter
 from scheduler.runner.spec import Result, Spec, Started
 from tests.pace import Stopwatch
 

@@ -15,7 +15,7 @@ import pytest
 import websockets
 
 from scheduler.runner import process_tree
-from scheduler.runner.spawning import RunnerStarter
+from scheduler.runner.launch import RunnerStarter
 from tests.processes.attempts import NONCE, RunningAttempt
 from tests.processes.person import USERADD
 from tests.processes.service import ROOT

@@ -13,7 +13,7 @@ from django.conf import settings
 from gpucoord_site.service.loops import Loop
 from monitor.journal.rows import events
 from monitor.models import Lease
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 
 SLICE_S = float(os.environ.get("FAKE_SLICE_S", "60"))
 STEPS = "tests.processes.fake_steps"

@@ -13,11 +13,11 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from monitor.runtime.facts import Guard, Step
+from monitor.runtime.policy import Guard, Step
 from monitor.runtime.rows.wakeups import Listener
 from scheduler.execution import tasks as scheduler_pass
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from tests.pace import Stopwatch

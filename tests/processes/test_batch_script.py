@@ -13,7 +13,7 @@ import pytest
 from monitor.runtime.probes.process_identity import boot_id
 from scheduler.execution.engines.slurm import PROGRAM
 from scheduler.runner import accounts, attempt_files, files, process_tree
-from scheduler.runner.spawning import ROOT
+from scheduler.runner.launch import ROOT
 from scheduler.runner.spec import Claimed, Spec
 from tests.pace import LONGEST_S
 from tests.processes.attempts import NONCE

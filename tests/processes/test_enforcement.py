@@ -18,7 +18,7 @@ from monitor.incidents.policy.enforcement import RUN_S
 from monitor.models import Incident, Message, PolicyValues, Response
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import priorities
+from scheduler.runner.enforce import caps
 from scheduler.runner.enforce.actions import ProcessControl, Target
 from tests.builders import NOW, process, snapshot
 from tests.monitor.alerts_made import channel, incident, later
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.django_db,
     pytest.mark.skipif(
-        os.geteuid() != 0 or not priorities.may_restore(), reason="needs root's privileges"
+        os.geteuid() != 0 or not caps.may_restore(), reason="needs root's privileges"
     ),
 ]
 PERSON = 12_345

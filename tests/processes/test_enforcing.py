@@ -13,8 +13,8 @@ import pytest
 
 from scheduler.runner import process_tree
 from scheduler.runner.enforce import actions as process_actions
+from scheduler.runner.enforce import caps
 from scheduler.runner.enforce import caps as enforce_pacer
-from scheduler.runner.enforce import priorities
 from scheduler.runner.enforce.actions import GONE, OURS, ProcessControl, Target
 from tests.processes.service import wait_until
 
@@ -178,7 +178,7 @@ def nices(target: Target) -> list[int]:
     return [os.getpriority(os.PRIO_PROCESS, int(tid)) for tid in threads]
 
 
-@pytest.mark.skipif(not priorities.may_restore(), reason="needs the privilege to raise priorities")
+@pytest.mark.skipif(not caps.may_restore(), reason="needs the privilege to raise priorities")
 def test_the_priority_of_all_its_threads_is_lowered_and_restored(
     actions: ProcessControl, target: Target
 ) -> None:
@@ -188,19 +188,19 @@ def test_the_priority_of_all_its_threads_is_lowered_and_restored(
 
     assert actions.lower(target, 15) is None
     assert nices(target) == [15, 15]
-    assert priorities.read_priorities(target.pid)["io"] in (priorities.IDLE, None)  # type: ignore[index]
+    assert caps.read_priorities(target.pid)["io"] in (caps.IDLE, None)  # type: ignore[index]
     actions.lower(target, 10)
     assert nices(target) == [15, 15]
 
     actions.restore(target, before)
     assert nices(target) == usual
-    assert priorities.read_priorities(target.pid) == before["priority"]
+    assert caps.read_priorities(target.pid) == before["priority"]
 
 
 def test_without_a_way_back_no_priority_is_lowered(
     actions: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(priorities, "may_restore", lambda: False)
+    monkeypatch.setattr(caps, "may_restore", lambda: False)
 
     assert actions.lower(target, 15) == process_actions.NO_WAY_BACK
 

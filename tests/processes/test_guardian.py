@@ -16,7 +16,7 @@ import pytest
 
 from scheduler.runner.confine import locks
 from scheduler.runner.confine.locks import HeldLocks, LockRefused
-from scheduler.runner.spawning import RunnerStarter
+from scheduler.runner.launch import RunnerStarter
 from tests.processes.attempts import RunningAttempt, is_running, wait_for
 
 pytestmark = pytest.mark.processes

@@ -17,7 +17,7 @@ from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Claim, Event, HostSample
 from monitor.runtime.rows.leases import LeaseLost
 from scheduler.facts.jobs import Requirement
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import account_lookup, attempt_files, files, process_tree
 from tests.builders import GIB, gpu_uuid, host, snapshot
@@ -270,7 +270,7 @@ def test_a_placed_job_is_started_by_the_next_executor(
     scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(root, "echo once")
-    monkeypatch.setattr("scheduler.runner.spawning.RunnerStarter.spawn", lambda *_: True)
+    monkeypatch.setattr("scheduler.runner.launch.RunnerStarter.spawn", lambda *_: True)
     scheduler.step()
     monkeypatch.undo()
     scheduler.restart()
@@ -284,7 +284,7 @@ def test_a_job_that_no_runner_takes_up_waits_again(
     scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(root, "echo once")
-    monkeypatch.setattr("scheduler.runner.spawning.RunnerStarter.spawn", lambda *_: True)
+    monkeypatch.setattr("scheduler.runner.launch.RunnerStarter.spawn", lambda *_: True)
     scheduler.step()
     scheduler.late = timedelta(seconds=31)
     monkeypatch.undo()
@@ -301,7 +301,7 @@ def test_a_runner_that_dies_before_it_starts_the_job_costs_nothing(
     scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(root, "echo once")
-    monkeypatch.setattr("scheduler.runner.spawning.RunnerStarter.spawn", lambda *_: True)
+    monkeypatch.setattr("scheduler.runner.launch.RunnerStarter.spawn", lambda *_: True)
     scheduler.step()
     nonce = attempt_of(job).nonce
     dead = attempt_files.own_claim(nonce, runner=True).to_json() | {"start_ticks": 1}

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from monitor.models import Event
 from scheduler.facts.model_services import InstanceState
-from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services import rows
 from scheduler.models import Attempt, ModelBoot, ModelInstance, ModelService
 from scheduler.runner import process_tree
 from tests.processes.attempts import is_running

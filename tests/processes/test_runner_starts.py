@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scheduler.runner import attempt_files, files, process_tree
-from scheduler.runner.spawning import RunnerStarter
+from scheduler.runner.launch import RunnerStarter
 from tests.pace import Stopwatch
 from tests.processes.attempts import (
     NONCE,

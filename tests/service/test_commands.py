@@ -36,7 +36,7 @@ from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent
 from scheduler.execution.steps import specs
-from scheduler.facts import limits
+from scheduler.facts import people
 from scheduler.models import Job, JobInput, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, process, snapshot
@@ -492,7 +492,7 @@ def test_submit_captures_folder_umask_and_environment(
     assert "HF_TOKEN" not in found
     assert job.env == {"A": "1"}
     assert job.left_out["HF_TOKEN"] == "TOKEN"
-    assert set(job.limits) == set(limits.NAMES)
+    assert set(job.limits) == set(people.NAMES)
     assert job.limits["nofile"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

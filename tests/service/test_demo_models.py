@@ -20,8 +20,7 @@ from gpucoord_site.demo.past import PEOPLE
 from monitor.models import Event
 from scheduler.execution.steps.gpu_closures import gpus_of_models
 from scheduler.facts.jobs import Outcome
-from scheduler.language_models.model_services.rows import demand
-from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services import rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import Job, ModelInstance, ModelService, Prompt
 from tests.builders import GIB, gpu_uuid
@@ -120,7 +119,7 @@ def test_pages_show_the_models_with_their_history(box: Box, as_user: AsUser) -> 
 
     assert models.count('data-shape="ok">ready') == 2
     assert "GPU 6: ready" in models
-    assert demand.prediction(ModelService.objects.get(name=LEAVES), box.now) is not None
+    assert rows.prediction(ModelService.objects.get(name=LEAVES), box.now) is not None
     assert "complete" in page
     assert prompts.summary(LEAVES, box.now - timedelta(hours=24)).requests > 1000
 

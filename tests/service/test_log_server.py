@@ -18,8 +18,8 @@ import pytest
 from django.core import signing
 
 from gpucoord_site.service import log_server
-from scheduler.execution.hosts import pages
-from scheduler.execution.hosts.probes import RemoteLog
+from scheduler.execution import pages
+from scheduler.execution.probes import RemoteLog
 from scheduler.runner import files
 from tests.pace import LONGEST_S, Stopwatch
 from tests.processes.service import ROOT
@@ -67,7 +67,7 @@ def test_other_hosts_are_asked_without_the_proxy_of_the_environment(
     path.write_bytes(b"text")
     ticket = log_of(address, settings.CONFIG.node).ticket(0, 10)
     program = (
-        "from scheduler.execution.hosts.probes import RemoteLog\n"
+        "from scheduler.execution.probes import RemoteLog\n"
         f"log = RemoteLog('gpubox', {address!r}, 7, 1, lambda offset, limit: {ticket!r})\n"
         "print(log.read(0, 10).data.decode())"
     )

@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 
 from gpucoord_site.accounts import external_users
 from scheduler.facts.model_services import OWNER
-from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services import rows
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from gpucoord_site.service import model_endpoint
 from gpucoord_site.service.model_endpoint import EndpointSocket
 from monitor.runtime.probes import service_state
 from scheduler.language_models.model_proxy import rows as proxy_rows
-from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services import rows
 
 HOST = "127.0.0.1"
 

@@ -18,7 +18,7 @@ from gpucoord_site.service import lifeline, loops, slices, watchdog
 from gpucoord_site.service.loops import Loop
 from gpucoord_site.service.slices import TickStats, one_line, quantile
 from monitor.models import Event, Lease
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.probes import datagrams
 from monitor.runtime.probes.process_identity import boot_id, me
 from monitor.runtime.rows import leases

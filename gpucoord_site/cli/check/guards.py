@@ -15,8 +15,7 @@ from monitor.runtime.probes import disk_space
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, Layer
 from scheduler.catalogue import PROFILES
-from scheduler.disk.facts import DiskLevel, DiskSpace
-from scheduler.disk.policy import DiskPolicy, is_near, level, sentence
+from scheduler.disk.policy import DiskLevel, DiskPolicy, DiskSpace, is_near, level, sentence
 
 T = TypeVar("T")
 REMEDY = "delete files there, or change the thresholds of the policy disk on /rules/"

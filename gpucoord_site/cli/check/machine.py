@@ -21,7 +21,7 @@ from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue import PROFILE_WORDS
 from monitor.facts import input_rules
 from monitor.gpus.policy.capability import cpu_places
-from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.sampling.probes.host import LimitsProbe
 from monitor.runtime.probes import disk_space, service_state
 from scheduler.runner.confine import landlock
 from scheduler.submission.intake.policy import account_rule

@@ -39,8 +39,7 @@ from monitor.gpus.sampling.policy import (
     start_lines,
     with_rates,
 )
-from monitor.gpus.sampling.probes.host import HostProbe
-from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
 from monitor.gpus.sampling.probes.selection import (
     GpuProbe,
     PacedProbe,
@@ -54,7 +53,7 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import counters, events
 from monitor.owners.accounts import rows
 from monitor.owners.identity.policy import attribute
-from monitor.runtime.facts import Guard, TimedCache
+from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds

@@ -10,7 +10,7 @@ from django.db.models import Sum
 
 from monitor.models import ProcessHour
 from monitor.owners.looks.policy import Look, looks, next_look
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 
 # The time whose use counts for the colours, and how long they are kept.
 LOOK_BACK, KEPT = timedelta(days=7), timedelta(hours=1)

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 
 from monitor.models import ItemFault
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.leases import LeaseLost
 
 REPEAT_S = 60.0

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scheduler.disk.facts import CleanResult, FileEntry
-from scheduler.disk.policy import DATABASE_ENDINGS
+from scheduler.disk.policy import DATABASE_ENDINGS, CleanResult, FileEntry
 
 DEEPEST, MOST_FILES = 24, 200_000
 PIECE = 1024 * 1024

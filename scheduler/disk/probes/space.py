@@ -9,7 +9,7 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from monitor.runtime.probes import disk_space
-from scheduler.disk.facts import DiskSpace
+from scheduler.disk.policy import DiskSpace
 
 T = TypeVar("T")
 PATIENCE_S = 2.0

@@ -14,21 +14,23 @@ from django.db import transaction
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import policy as rules
 from scheduler.disk import rows
-from scheduler.disk.facts import (
+from scheduler.disk.policy import (
     Candidate,
+    CleaningPolicy,
     CleanResult,
     CleanRoot,
     CleanRule,
+    DiskPolicy,
     DiskSpace,
     FileEntry,
     WatchedFolder,
 )
-from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.disk.probes import files as file_probe
 from scheduler.disk.probes import space
 from scheduler.disk.steps.watch import watched_folders
 from scheduler.models import CleaningRun
-from scheduler.runner import accounts, copying
+from scheduler.runner import accounts
+from scheduler.runner import files as copying
 
 Copy = Callable[[int, Path], None]
 CHECKPOINT_FOLDER = "checkpoint"

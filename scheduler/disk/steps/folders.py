@@ -10,11 +10,19 @@ from pathlib import Path
 from django.conf import settings
 from django.db.models import QuerySet
 
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.prepared import compiled_once, update_rows
 from monitor.thresholds import rows as thresholds
-from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk, WatchedFolder
-from scheduler.disk.policy import DiskPolicy, floor_bytes, full_blockers
+from scheduler.disk.policy import (
+    DiskLevel,
+    DiskPolicy,
+    DiskSpace,
+    FolderUse,
+    FullDisk,
+    WatchedFolder,
+    floor_bytes,
+    full_blockers,
+)
 from scheduler.disk.probes import space
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import QueuedJob

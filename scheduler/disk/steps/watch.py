@@ -13,8 +13,15 @@ from monitor.runtime.rows import extensions, periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows
-from scheduler.disk.facts import DiskLevel, DiskSpace, WatchedFolder
-from scheduler.disk.policy import CleaningPolicy, DiskPolicy, level, sentence
+from scheduler.disk.policy import (
+    CleaningPolicy,
+    DiskLevel,
+    DiskPolicy,
+    DiskSpace,
+    WatchedFolder,
+    level,
+    sentence,
+)
 from scheduler.disk.probes import space
 from scheduler.disk.steps import folders as folder_rows
 from scheduler.models import CleaningRun

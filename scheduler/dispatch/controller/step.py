@@ -22,7 +22,7 @@ from monitor.incidents.constraints import rows as constraint_rows
 from monitor.incidents.constraints.policy import ConstraintPolicy, judge
 from monitor.incidents.policy.lifecycle import Verdict
 from monitor.incidents.step import IncidentStep
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.runtime.rows.prepared import compiled_once

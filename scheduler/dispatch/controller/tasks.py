@@ -8,7 +8,7 @@ from django.conf import settings
 
 from monitor import tasks
 from monitor.incidents.alerts.steps.writer import AlertWriter
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows import extensions
 from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.controller.step import (
@@ -23,9 +23,9 @@ from scheduler.dispatch.controller.step import (
 from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.dispatch.controller.steps.idle_gpus import IdleResources
 from scheduler.dispatch.steps.yields import HotGpus, LostGpus
-from scheduler.execution.hosts.step import HostWatch
 from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_closures import LockClaims, LockFiles
+from scheduler.execution.steps.hosts import HostWatch
 from scheduler.fair_share import rows as fair_share
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.limits.quotas.step import Charging

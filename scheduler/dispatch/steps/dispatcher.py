@@ -12,7 +12,7 @@ from django.db.models import Case, F, TextField, Value, When
 from django.db.models.functions import Concat, Right
 
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import keep_commits_synced
 from monitor.runtime.rows.item_isolation import ItemIsolation

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps.engine_endings import StatusWriter
 from scheduler.execution.engines.facts import (

@@ -10,7 +10,7 @@ from functools import partial
 
 from monitor.facts.input_rules import escaped
 from monitor.journal.rows import events
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.engines.facts import EngineName, NodeReport, TaskList, TaskState
 from scheduler.execution.engines.policy.requests import FILES_SETTLE, sentence

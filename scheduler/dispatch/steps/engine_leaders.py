@@ -17,12 +17,12 @@ from django.db.models import QuerySet
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps.engine_answers import open_tasks
 from scheduler.dispatch.steps.engine_tasks import EngineStep
-from scheduler.execution.engines import leaders
+from scheduler.execution.engines import slurm
 from scheduler.execution.engines.policy.requests import EngineRules, ReportedProcess, refusal_of
 from scheduler.execution.engines.slurm import engine_of as slurm_engine
 from scheduler.execution.steps.specs import SpecWriter
@@ -35,7 +35,7 @@ Read = Callable[[int, int, str], ReportedProcess | None]
 class LeaderCheck:
     """`step(now)` checks each report once and sets the leader of the claims, or refuses it."""
 
-    def __init__(self, guard: Guard, host: str, read: Read = leaders.read_reported) -> None:
+    def __init__(self, guard: Guard, host: str, read: Read = slurm.read_reported) -> None:
         self._guard = guard
         self._host = host
         self._read = read
@@ -65,7 +65,7 @@ class LeaderCheck:
         process = self._read(attempt.pid or 0, attempt.start_ticks or 0, attempt.engine_ref)
         if process is None:
             return None
-        return refusal_of(process, leaders.uid_of(attempt.account), attempt.engine_ref)
+        return refusal_of(process, slurm.uid_of(attempt.account), attempt.engine_ref)
 
 
 def _store(attempt: Attempt, refusal: str | None, now: datetime) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Max
 
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps.dispatcher import (

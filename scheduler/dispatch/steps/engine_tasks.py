@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps import engine_endings as endings
@@ -28,7 +28,6 @@ from scheduler.dispatch.steps.engine_answers import (
     record_allocation,
 )
 from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
-from scheduler.execution.engines.background import BackgroundCalls, CallResult
 from scheduler.execution.engines.facts import (
     Allocation,
     Engine,
@@ -39,7 +38,6 @@ from scheduler.execution.engines.facts import (
     TaskState,
     Ticket,
 )
-from scheduler.execution.engines.leaders import account_of
 from scheduler.execution.engines.policy import slurm_texts
 from scheduler.execution.engines.policy.requests import (
     STOP_AGAIN,
@@ -50,7 +48,7 @@ from scheduler.execution.engines.policy.requests import (
     TaskView,
     next_task_action,
 )
-from scheduler.execution.engines.slurm import SlurmEngine
+from scheduler.execution.engines.slurm import BackgroundCalls, CallResult, SlurmEngine, account_of
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.blockers import BlockerCode

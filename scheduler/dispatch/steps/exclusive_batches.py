@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from monitor.runtime.facts import Guard, TimedCache
+from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.extensions import part, parts
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import inf
 
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.inputs import HostGate, PlanInput

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from monitor.runtime.facts import Guard, TimedCache
+from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Slot
-from scheduler.language_models.model_services.policy import sleep
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.policy import lifecycle
 from scheduler.language_models.model_services.policy.eviction import (
     Candidate,
     Decision,
@@ -19,8 +20,6 @@ from scheduler.language_models.model_services.policy.eviction import (
     Loaded,
     beside_sleeping,
 )
-from scheduler.language_models.model_services.rows import demand
-from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.step import ModelStep
 from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelInstance
@@ -81,7 +80,7 @@ class ModelInputs:
     def __init__(self, host: str, isolation: ItemIsolation) -> None:
         self._host, self._isolation = host, isolation
         self._average: TimedCache[float | None] = TimedCache(
-            lambda _now: demand.average_script_s(), AVERAGE_FOR
+            lambda _now: rows.average_script_s(), AVERAGE_FOR
         )
 
     def loaded(self, now: datetime) -> Loaded | None:
@@ -98,7 +97,7 @@ class ModelInputs:
         return Loaded(
             candidates=tuple(candidate for _, candidate in readable),
             policy=thresholds.current(EvictionPolicy),
-            prompts=demand.waiting_prompts(now),
+            prompts=rows.waiting_prompts(now),
             script_s=self._average(now),
             leaving=tuple(row.job_id or 0 for row in instances if rows.leaves(row, now)),
         )
@@ -120,9 +119,9 @@ class ModelEvictions:
         models = self._models.loaded(now)
         if models is None or models.leaving:
             return []
-        scripts = demand.waiting_scripts()
+        scripts = rows.waiting_scripts()
         may_leave = scripts > 0 and models.may_any_leave(scripts, now)
-        in_need = demand.in_need(MOST_CONSIDERED) if may_leave else {}
+        in_need = rows.in_need(MOST_CONSIDERED) if may_leave else {}
         if not in_need:
             return []
         jobs = [job for job in self._inputs.queue(now) if job.id in in_need]
@@ -139,7 +138,7 @@ class ModelEvictions:
 
     def _fits_beside(self, decision: Decision, candidate: Candidate, gpus: Iterable[Slot]) -> bool:
         """Whether the job also fits on its GPUs when the instance sleeps there."""
-        left_bytes = sleep.most_left(candidate.instance.memory_bytes)
+        left_bytes = lifecycle.most_left(candidate.instance.memory_bytes)
         return all(
             self._fits(
                 decision.job, beside_sleeping(gpu, candidate.instance.job_id or 0, left_bytes)

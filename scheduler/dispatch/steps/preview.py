@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from monitor.models import LatestSnapshot
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from scheduler.dispatch import inputs as plan_inputs

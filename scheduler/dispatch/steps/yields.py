@@ -20,7 +20,7 @@ from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
 from monitor.gpus.snapshot import rows as monitor_store
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds

@@ -23,7 +23,7 @@ from scheduler.execution.engines.facts import (
 )
 from scheduler.runner import attempt_files
 from scheduler.runner.attempt_files import AttemptFiles
-from scheduler.runner.spawning import RunnerStarter
+from scheduler.runner.launch import RunnerStarter
 
 # The word of a task whose recorded runner lives and has reported no end.
 UNCHANGED = "unchanged"

@@ -7,13 +7,19 @@ comment identifies a task, because a number is used again once slurmctld has los
 from __future__ import annotations
 
 import math
+import pwd
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Any, Protocol
 
+from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.execution.engines.facts import (
     Allocation,
     Capabilities,
@@ -26,8 +32,9 @@ from scheduler.execution.engines.facts import (
     Ticket,
 )
 from scheduler.execution.engines.policy import slurm_texts
+from scheduler.execution.engines.policy.requests import ReportedProcess
 from scheduler.runner.commands import SERVICE, CommandAccount, CommandResult, run_command
-from scheduler.runner.spawning import ROOT, interpreter
+from scheduler.runner.launch import ROOT, interpreter
 
 ANSWER_S = 10.0
 # sbatch tries again by itself while slurmctld starts.
@@ -236,3 +243,140 @@ def _message(done: CommandResult) -> str:
     lines = [line for line in done.errors.split("\n") if line.strip()]
     words = [line.partition("error: ")[2] or line for line in lines]
     return " ".join(words)[-500:] or (done.output.strip()[-500:] if not done.is_ok else "")
+
+
+# Edge: calls of an engine beside the loop, so that a slow engine never delays a tick.
+
+
+THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The result of a call, or the error that it raised."""
+
+    key: tuple[str, object]
+    value: Any = None
+    error: Exception | None = None
+
+
+class BackgroundCalls:
+    """`start` a call under a key, and take results from `finished`. Only one call runs for a key.
+
+    The threads are daemons: an unfinished call does not keep the process from ending.
+    """
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._threads = threads
+        self._todo: SimpleQueue[tuple[tuple[str, object], Callable[[], Any]] | None] = SimpleQueue()
+        self._done: SimpleQueue[CallResult] = SimpleQueue()
+        self._in_flight: set[tuple[str, object]] = set()
+        self._started: list[threading.Thread] = []
+
+    def start(self, kind: str, item: object, call: Callable[[], Any]) -> bool:
+        """False: the same call is in flight."""
+        key = (kind, item)
+        if key in self._in_flight:
+            return False
+        self._in_flight.add(key)
+        if len(self._started) < min(self._threads, len(self._in_flight)):
+            thread = threading.Thread(target=self._work, name="engine", daemon=True)
+            self._started.append(thread)
+            thread.start()
+        self._todo.put((key, call))
+        return True
+
+    def is_busy(self, kind: str, item: object) -> bool:
+        return (kind, item) in self._in_flight
+
+    def count(self, kind: str) -> int:
+        return sum(key[0] == kind for key in self._in_flight)
+
+    def finished(self) -> list[CallResult]:
+        """Results since the last call."""
+        results = []
+        while not self._done.empty():
+            result = self._done.get()
+            self._in_flight.discard(result.key)
+            results.append(result)
+        return results
+
+    def close(self, patience_s: float = 2.0) -> list[CallResult]:
+        """Wait shortly for calls in flight; returns their results."""
+        deadline, results = time.monotonic() + patience_s, self.finished()
+        while self._in_flight and time.monotonic() < deadline:
+            time.sleep(0.02)
+            results += self.finished()
+        for _ in self._started:
+            self._todo.put(None)
+        self._started.clear()
+        return results
+
+    def _work(self) -> None:
+        while (order := self._todo.get()) is not None:
+            key, call = order
+            try:
+                self._done.put(CallResult(key, call()))
+            except Exception as error:
+                self._done.put(CallResult(key, error=error))
+
+
+# Edge: what the kernel of this node says of a process that a job of another engine reports.
+
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+# Where the plugins of Slurm for cgroup v2 and v1 make the cgroup of a job.
+PLACES = (
+    "system.slice/*slurmstepd.scope/job_{ref}",
+    "*slurmstepd.scope/job_{ref}",
+    "slurm*/uid_*/job_{ref}",
+    "*/slurm*/uid_*/job_{ref}",
+)
+LONGEST = 65_536
+
+
+def read_reported(pid: int, ticks: int, ref: str) -> ReportedProcess | None:
+    """None: there is no such process, or not any more."""
+    uid, cgroup = _real_uid(_text(pid, "status")), _text(pid, "cgroup")
+    # All of it was read of this process only if it is still there.
+    if start_ticks(pid) != ticks:
+        return None
+    return ReportedProcess(uid=uid, cgroup=cgroup, has_job_cgroup=has_job_cgroup(ref))
+
+
+def has_job_cgroup(ref: str, root: Path = CGROUPS) -> bool:
+    """Whether Slurm has made a cgroup for this job here."""
+    return ref.isdecimal() and any(
+        True for place in PLACES for _ in root.glob(place.format(ref=ref))
+    )
+
+
+def uid_of(account: str) -> int:
+    """Of a name, or of a number for an account without a name. Raises LookupError."""
+    try:
+        return pwd.getpwnam(account).pw_uid
+    except KeyError:
+        if account.isdecimal():
+            return int(account)
+        raise LookupError(f"This host has no OS account {account!r}.") from None
+
+
+def account_of(uid: int) -> str:
+    """The name of an account, or its number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _real_uid(status: str) -> int | None:
+    for line in status.splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+def _text(pid: int, name: str) -> str:
+    with suppress(OSError), (PROC / str(pid) / name).open("rb") as file:
+        return file.read(LONGEST).decode(errors="replace")
+    return ""

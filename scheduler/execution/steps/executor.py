@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 
 from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import MARK, PreparedQuery

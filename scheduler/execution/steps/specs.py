@@ -12,15 +12,16 @@ from functools import cache
 from pathlib import Path
 
 from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
 
 from monitor.models import Gpu
 from monitor.owners.accounts import rows as os_accounts
 from monitor.thresholds import rows as thresholds
 from scheduler.execution import probes as capabilities_probe
-from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit
+from scheduler.execution import probes as probe
+from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit, port_blocks
 from scheduler.execution.steps import capabilities as host_capabilities
-from scheduler.execution.steps import ports
-from scheduler.facts import limits as soft_limits
+from scheduler.facts import people as soft_limits
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, clearing, files
@@ -38,6 +39,63 @@ from scheduler.runner.programs import terminal, worker
 from scheduler.runner.spec import Bounds, Spec
 from scheduler.runner.worker_files import WorkerFiles, folder_name
 from scheduler.terminals.policy import RECONNECT_S
+
+# A block of ports for each attempt, which no other open attempt of the host has.
+#
+# It is stored with the attempt, and so freed when the attempt ends.
+
+
+ADDRESS = "127.0.0.1"
+
+
+class NoPorts(OSError):
+    """All blocks are taken. The job starts when one is free."""
+
+
+def assigned(attempt: Attempt, policy: BoundsPolicy) -> range:
+    """The ports of an attempt; chosen and stored at the first call. Empty: jobs get none.
+
+    Raises NoPorts.
+    """
+    if attempt.port is not None:
+        return range(attempt.port, attempt.port + attempt.ports)
+    if not policy.ports or attempt.job.model_service_id is not None:
+        return range(0)
+    still_open = Attempt.objects.filter(host=attempt.host, ended_at=None, port__isnull=False)
+    rows = still_open.values_list("port", "ports")
+    taken = [range(port, port + count) for port, count in rows if port is not None]
+    # Each job begins elsewhere, so that connections of the last one have time to close.
+    blocks = port_blocks(policy, [*taken, probe.ephemeral()], start=attempt.pk)
+    for block in blocks:
+        if probe.are_free(block) and _store(attempt, block):
+            return block
+    raise NoPorts(
+        f"No block of {policy.ports} ports is free from {policy.first_port} to {policy.last_port}."
+        " Jobs wait until one is; operators change the range in the policy bounds."
+    )
+
+
+def _store(attempt: Attempt, block: range) -> bool:
+    try:
+        with transaction.atomic():
+            Attempt.objects.filter(pk=attempt.pk).update(port=block.start, ports=len(block))
+    except IntegrityError:
+        return False
+    attempt.port, attempt.ports = block.start, len(block)
+    return True
+
+
+def with_variables(env: dict[str, str], block: range) -> dict[str, str]:
+    """The environment with the ports. Variables of torch are only set unless the user did.
+
+    torchrun reads its port from PET_MASTER_PORT.
+    """
+    if not block:
+        return env
+    first = str(block.start)
+    usual = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": first, "PET_MASTER_PORT": first}
+    return {**usual, **env, "GPUCOORD_PORT": first, "GPUCOORD_PORTS": str(len(block))}
+
 
 CACHED_FOR_S = 2.0
 YIELD_FILE = "yield"
@@ -205,8 +263,8 @@ class SpecWriter:
             files.write_private(folder / files.STDIN, data_of(attempt.job))
         spec = self._spec(attempt)
         if self.limits:
-            block = ports.assigned(attempt, self.limits.policy())
-            spec = replace(spec, env=ports.with_variables(spec.env, block))
+            block = assigned(attempt, self.limits.policy())
+            spec = replace(spec, env=with_variables(spec.env, block))
         files.write_json(folder / files.SPEC, spec.to_json())
         return folder
 
@@ -362,9 +420,9 @@ class SpecWriter:
     def _account(self, job: Job) -> Account:
         if job.model_service_id is not None:
             # Loaded for models only.
-            from scheduler.language_models.model_services import inputs
+            from scheduler.language_models.model_services import step
 
-            return inputs.account_of(job, self.run_as)
+            return step.account_of(job, self.run_as)
         return account_of_jobs(job.owner, self.run_as)
 
     def _in_group(self, job: Job) -> Account:
@@ -403,9 +461,9 @@ class SpecWriter:
 def _argv(attempt: Attempt, own: OwnFolder, account: Account) -> list[str]:
     job = attempt.job
     if job.model_service_id is not None:
-        from scheduler.language_models.model_services import inputs
+        from scheduler.language_models.model_services import step
 
-        return list(inputs.launch(attempt).argv)
+        return list(step.launch(attempt).argv)
     if not job.interactive:
         return list(job.argv)
     patience_s = RECONNECT_S

@@ -11,13 +11,8 @@ from django.urls import reverse
 from ninja import Field, Query, Router, Schema
 
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of
-from scheduler.facts.notices import (
-    LONGEST_ADDRESS,
-    LONGEST_QUICK_S,
-    MOST_FAILURES,
-    NoticeKind,
-)
-from scheduler.jobs.notifications import actions, rows
+from scheduler.facts.jobs import LONGEST_ADDRESS, LONGEST_QUICK_S, MOST_FAILURES, NoticeKind
+from scheduler.jobs.notifications import rows, step
 from scheduler.models import NotificationSettings
 
 router = Router()
@@ -94,12 +89,12 @@ def change(request: HttpRequest, new: NotificationsBody) -> dict[str, Any]:
     by_mail = before.by_mail if new.by_mail is None else new.by_mail
     by_browser = before.by_browser if new.by_browser is None else new.by_browser
     try:
-        after = actions.save(
+        after = step.save(
             person, kinds, by_mail=by_mail, by_browser=by_browser, address=new.service
         )
-    except actions.InvalidService as error:
+    except step.InvalidService as error:
         raise InvalidInput([("service", str(error))]) from None
-    actions.save_crash_guard(
+    step.save_crash_guard(
         person,
         enabled=_chosen(new.pause_on_quick_failure, after.pause_on_quick_failure),
         failures=_chosen(new.quick_failures, after.quick_failures),

@@ -13,14 +13,14 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
 from monitor.facts.input_rules import character_problem
-from scheduler.facts.notices import (
+from scheduler.facts.jobs import (
     LONGEST_ADDRESS,
     LONGEST_QUICK_S,
     MOST_FAILURES,
     NOTICE_WORDS,
     NoticeKind,
 )
-from scheduler.jobs.notifications import actions, rows
+from scheduler.jobs.notifications import rows, step
 from scheduler.models import NotificationSettings
 
 
@@ -77,12 +77,12 @@ class NotificationForm(forms.Form):
         kinds = [NoticeKind(kind) for kind in values["kinds"]]
         try:
             by_mail, by_browser = values["by_mail"], values["by_browser"]
-            actions.save(person, kinds, by_mail=by_mail, by_browser=by_browser, address=address)
-        except actions.InvalidService as error:
+            step.save(person, kinds, by_mail=by_mail, by_browser=by_browser, address=address)
+        except step.InvalidService as error:
             self.add_error("service", str(error))
             return False
         before = rows.settings_of(person)
-        actions.save_crash_guard(
+        step.save_crash_guard(
             person,
             enabled=values["pause_on_quick_failure"],
             failures=values["quick_failures"] or before.quick_failures,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from monitor.facts.thresholds import threshold
-from scheduler.facts.jobs import Outcome
-from scheduler.facts.notices import JobNotice, NoticeKind
+from scheduler.facts.jobs import JobNotice, NoticeKind, Outcome
 
 ENDED = "JOB_FINISHED"
 INTERRUPTED = ("JOB_PREEMPTED", "JOB_EVICTED")

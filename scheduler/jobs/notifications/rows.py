@@ -12,8 +12,7 @@ from django.db.models import F, QuerySet
 
 from monitor.models import Channel, Event, Message
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once
-from scheduler.facts.jobs import JobState
-from scheduler.facts.notices import JobNotice, NoticeKind
+from scheduler.facts.jobs import JobNotice, JobState, NoticeKind
 from scheduler.jobs.notifications.policy import EVENT_KINDS, Letter, chosen, kinds_of
 from scheduler.models import BrowserNotice, Job, NotificationCursor, NotificationSettings
 

@@ -17,9 +17,9 @@ from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.usage.history.pages import content as history_content
 from scheduler.dispatch.steps.preview import JobForecast
-from scheduler.execution.hosts.pages import contact, elsewhere, not_read
-from scheduler.execution.hosts.probes import Unreachable
-from scheduler.execution.progress.step import ends_of
+from scheduler.execution.pages import contact, elsewhere, not_read
+from scheduler.execution.probes import Unreachable
+from scheduler.execution.steps.progress import ends_of
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome

@@ -19,8 +19,8 @@ from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps.advice import JobAdvice
 from scheduler.dispatch.steps.preview import JobForecast
-from scheduler.execution.hosts.pages import silent_hosts
-from scheduler.execution.progress.step import ends_of
+from scheduler.execution.pages import silent_hosts
+from scheduler.execution.steps.progress import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
 from scheduler.facts.field_parsers import TAG_NAME

@@ -12,18 +12,25 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 
+from monitor.facts.formats import duration
+from monitor.incidents.actions import may_see_details
 from monitor.journal.rows import events
-from monitor.models import Event
+from monitor.models import Event, Incident
+from monitor.pages.live.pages import viewer_of
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps.advice import AT_ONCE
+from scheduler.dispatch.steps.without_incident import earlier_starts
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import JobState
+from scheduler.jobs.lifecycle.policy.calibration import ENOUGH_RUNS, PERIODS, RunsKnown
 from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import durations
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Job
 from scheduler.queue.blockers.policy import stored_blockers
@@ -170,3 +177,60 @@ def _own(request: HttpRequest, pk: int) -> tuple[Job, User]:
     if not job_views.may_cancel(job, person):
         raise PermissionDenied
     return job, person
+
+
+# The section of the status page on the accuracy of predicted starts.
+
+
+TITLES = {
+    RunsKnown.NONE: "none",
+    RunsKnown.FEW: f"fewer than {ENOUGH_RUNS}",
+    RunsKnown.ENOUGH: f"{ENOUGH_RUNS} or more",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationLine:
+    title: str
+    period: str
+    starts: int
+    error: timedelta | None
+    before_p90_pct: float | None
+
+
+def calibration_lines() -> list[CalibrationLine]:
+    """By earlier runs and period; [] if no predicted job has started lately."""
+    rows = durations.calibration(timezone.now())
+    if not any(row.starts for row in rows):
+        return []
+    return [
+        CalibrationLine(
+            title=TITLES[row.runs],
+            period=duration(PERIODS[row.period].total_seconds()),
+            starts=row.starts,
+            error=row.error,
+            before_p90_pct=None if row.before_p90 is None else 100 * row.before_p90,
+        )
+        for row in rows
+    ]
+
+
+# The page of what would start earlier if an incident ended; the page of the incident shows it.
+
+
+MOST = 3
+
+
+@require_safe
+def without_incident(request: HttpRequest, pk: int) -> HttpResponse:
+    row, viewer, now = get_object_or_404(Incident, pk=pk), viewer_of(request), timezone.now()
+    if not may_see_details(row, viewer):
+        return render(request, "monitor/incident_hidden.html", {"incident": row}, status=403)
+    starts = None if row.closed_at else earlier_starts(row, now)
+    context = {
+        "incident": row,
+        "starts": None if starts is None else starts[:MOST],
+        "more": 0 if starts is None else max(0, len(starts) - MOST),
+        "at_once": now + AT_ONCE,
+    }
+    return render(request, "scheduler/without_incident.html", context)

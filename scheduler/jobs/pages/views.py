@@ -31,12 +31,12 @@ from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import JobState
 from scheduler.facts.units import size
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import detail as job_page
+from scheduler.jobs.pages import forms, sooner
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.jobs.pages import sooner, starting_points
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages.forms import NewJobForm, filled_from, shown_default, variables
 from scheduler.jobs.pages.table import JobFilters
@@ -124,7 +124,7 @@ def new(request: HttpRequest) -> HttpResponse:
     """The form to submit a job. A rejected form keeps its values."""
     now, person = timezone.now(), _person(request)
     if request.method != "POST":
-        preset = starting_points.preset_values(person, request.GET.get("preset", ""))
+        preset = forms.preset_values(person, request.GET.get("preset", ""))
         form = NewJobForm(initial=preset or _like(request), person=person, now=now)
         return render(request, "scheduler/new.html", _new_context(request, form))
     if chosen := _chosen(request):
@@ -134,7 +134,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if "what_if" in request.POST:
         return _what_if(request, form, now)
     if "save_preset" in request.POST:
-        problem = starting_points.save(person, request)
+        problem = forms.save(person, request)
         form = NewJobForm(initial=request.POST.dict(), person=person, now=now)
         context = {"preset_problem": problem, "preset_saved": not problem}
         return render(request, "scheduler/new.html", _new_context(request, form) | context)
@@ -156,7 +156,7 @@ def remove_preset(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _new_context(request: HttpRequest, form: NewJobForm) -> dict[str, object]:
-    return {"form": form, **starting_points.context(_person(request))}
+    return {"form": form, **forms.context(_person(request))}
 
 
 def _chosen(request: HttpRequest) -> dict[str, str]:

@@ -16,12 +16,20 @@ from django.views.decorators.http import require_safe
 
 from monitor.owners.looks import rows as looks
 from monitor.pages.live.frames import Child, Context, Region
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.timeline import charts
 from scheduler.jobs.timeline import rows as timeline_rows
-from scheduler.jobs.timeline.charts import AHEAD_S, BACK_S, Row, Span
-from scheduler.jobs.timeline.facts import Bar, BarKind, TimelineGpu, UsePiece
+from scheduler.jobs.timeline.charts import (
+    AHEAD_S,
+    BACK_S,
+    Bar,
+    BarKind,
+    Row,
+    Span,
+    TimelineGpu,
+    UsePiece,
+)
 from scheduler.jobs.timeline.rows import PastJobs
 from scheduler.models import Job
 

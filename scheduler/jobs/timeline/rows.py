@@ -14,7 +14,7 @@ from monitor.models import Gpu, ProcessHour, ProcessMinute, ProcessUse
 from monitor.runtime.rows.prepared import MARK, TIME_MARK, PreparedQuery
 from monitor.usage.rows.rollups import HOUR_S, MINUTE_S, floor, plain, start_of
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
+from scheduler.jobs.timeline.charts import Band, Bar, BarKind, TimelineGpu, UsePiece
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.policy import spans
 from scheduler.models import Attempt, Job

@@ -21,8 +21,8 @@ from scheduler.facts.model_services import InstanceState, ModelNames
 from scheduler.facts.prompts import Instance, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.language_models.model_proxy.facts import Caller
-from scheduler.language_models.model_services.rows import demand
-from scheduler.language_models.model_services.rows import services as service_rows
+from scheduler.language_models.model_services import rows as demand
+from scheduler.language_models.model_services import rows as service_rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas import rows as quota_rows

@@ -18,11 +18,11 @@ from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, ModelNames
-from scheduler.jobs.lifecycle.rows import queue as job_queue
-from scheduler.language_models.model_services.policy import services as policy
+from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
 from scheduler.language_models.model_services.policy.lifecycle import Change
-from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.steps import effects
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService

@@ -22,14 +22,12 @@ from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body
 from monitor.facts.answers import values_of
 from monitor.gpus import rows as gpu_rows
 from scheduler.facts.model_services import InstanceState
-from scheduler.language_models.model_services import actions, pages
+from scheduler.language_models.model_services import actions, pages, rows
 from scheduler.language_models.model_services.policy.fields import (
     MODEL_FIELDS,
     REQUEST_NAMES,
     ModelField,
 )
-from scheduler.language_models.model_services.rows import demand
-from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 
@@ -268,7 +266,7 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "state": pages.summary(row, opened),
         "problem": row.problem,
         "expected_boot_s": rows.expected_boot_s(row),
-        "elsewhere": demand.elsewhere(row, settings.CONFIG.node, now)[0],
+        "elsewhere": rows.elsewhere(row, settings.CONFIG.node, now)[0],
         "predicted": pages.predicted(row, now),
         "use": prompts.summary(row.name, now - pages.USE_OF),
         "instances": [_instance(instance, numbers) for instance in opened],

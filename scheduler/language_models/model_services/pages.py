@@ -24,13 +24,11 @@ from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
 from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.facts.units import parse_duration
-from scheduler.language_models.model_services import actions
-from scheduler.language_models.model_services.policy import services as policy
+from scheduler.language_models.model_services import actions, rows
+from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS, ModelField
 from scheduler.language_models.model_services.policy.lifecycle import Prediction
-from scheduler.language_models.model_services.rows import demand
-from scheduler.language_models.model_services.rows import services as rows
-from scheduler.language_models.model_services.steps import dry_run
+from scheduler.language_models.model_services.steps import effects
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
@@ -59,7 +57,7 @@ USE_OF = timedelta(hours=24)
 
 def predicted(row: ModelService, now: datetime) -> Prediction | None:
     """None: it is switched off, or earlier weeks show no demand."""
-    return None if row.prediction == PredictionMode.OFF.value else demand.prediction(row, now)
+    return None if row.prediction == PredictionMode.OFF.value else rows.prediction(row, now)
 
 
 def summary(row: ModelService, opened: Sequence[ModelInstance]) -> str:
@@ -178,7 +176,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
         "endpoint_problem": rows.endpoint_problem(),
-        "elsewhere": demand.elsewhere(row, settings.CONFIG.node, now)[0],
+        "elsewhere": rows.elsewhere(row, settings.CONFIG.node, now)[0],
         "line": service_line(row, numbers, now),
         "settings": settings_of(row, numbers),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
@@ -389,9 +387,9 @@ def _stored(form: NewModelForm, person: User) -> ModelService | None:
 
 def _checked(form: NewModelForm) -> dict[str, Any]:
     try:
-        result = dry_run.dry_run(form.columns(), form.model_source())
+        result = effects.dry_run(form.columns(), form.model_source())
     except MissingAccount as error:
-        return {"findings": [dry_run.Finding(str(error), False)]}
+        return {"findings": [effects.Finding(str(error), False)]}
     is_ready = all(finding.is_ok is not False for finding in result.findings)
     argv = shlex.join(result.argv)
     return {"findings": result.findings, "argv": argv, "is_ready": is_ready}

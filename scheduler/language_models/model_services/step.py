@@ -13,12 +13,15 @@ from datetime import datetime, timedelta
 from django.conf import settings
 
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.runtime.facts import Guard, TimedCache
+from monitor.models import Gpu
+from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
-from scheduler.language_models.model_services.policy import sleep
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.policy import fields as policy
+from scheduler.language_models.model_services.policy import lifecycle
 from scheduler.language_models.model_services.policy.lifecycle import (
     Change,
     JobView,
@@ -27,12 +30,12 @@ from scheduler.language_models.model_services.policy.lifecycle import (
     next_step,
     scale,
 )
-from scheduler.language_models.model_services.probes import HealthProbe, is_taken, uid_of
-from scheduler.language_models.model_services.rows import demand
-from scheduler.language_models.model_services.rows import services as rows
-from scheduler.language_models.model_services.rows.services import Attempts
+from scheduler.language_models.model_services.probes import HealthProbe, free_port, is_taken, uid_of
+from scheduler.language_models.model_services.rows import Attempts
 from scheduler.language_models.model_services.steps import effects
-from scheduler.models import Attempt, ModelInstance, ModelService
+from scheduler.models import Attempt, Job, ModelInstance, ModelService
+from scheduler.runner import accounts
+from scheduler.runner.accounts import Account
 
 logger = logging.getLogger(__name__)
 # Each pass checks the instances that boot; ready ones are checked this often.
@@ -58,7 +61,7 @@ class ModelStep:
         self._host = host
         self._probe = probe or HealthProbe()
         self._isolation = ItemIsolation(host, "models", guard)
-        self._predicted: TimedCache[dict[int, int]] = TimedCache(demand.automatic, PREDICTS_EVERY)
+        self._predicted: TimedCache[dict[int, int]] = TimedCache(rows.automatic, PREDICTS_EVERY)
 
     def close(self) -> None:
         self._probe.close()
@@ -77,7 +80,7 @@ class ModelStep:
         attempts = rows.attempts(self._instances(views))
         health = self._probe.results(self._addresses(views, now))
         calls = self._probe.calls(self._calls(views, now))
-        scripts_wait = any(view.fact.evicted_at for _, view in views) and demand.waiting_scripts()
+        scripts_wait = any(view.fact.evicted_at for _, view in views) and rows.waiting_scripts()
         done = self._isolation.each(
             [view for _, view in views],
             lambda view: f"model {view.row.name}",
@@ -166,7 +169,7 @@ class ModelStep:
                 if fact.wakes:
                     urls[row.pk] = f"{row.address}{view.row.wake_path}"
                 elif fact.state is InstanceState.DRAINING and is_drained(fact, now):
-                    path = sleep.path_of(view.row.sleep_path, fact.sleep_level)
+                    path = lifecycle.path_of(view.row.sleep_path, fact.sleep_level)
                     urls[row.pk] = f"{row.address}{path}"
         return urls
 
@@ -267,3 +270,55 @@ def _problem(row: ModelInstance, attempt: Attempt | None) -> str:
     if job.exit_code is not None:
         return f"Its process ended with exit code {job.exit_code}."
     return f"{job.cancelled_by} cancelled its job." if job.cancelled_by else ""
+
+
+# Input of an instance's runner: command, port and OS account.
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The command of an instance with its placeholders filled in."""
+
+    argv: list[str]
+    port: int
+
+
+def launch(attempt: Attempt) -> Launch:
+    """Choose a port, store it with the instance, and fill in the command."""
+    port = free_port()
+    ModelInstance.objects.filter(job=attempt.job_id).update(port=port)
+    snapshots.set_port(str(attempt.job_id), port)
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(uuid__in=attempt.gpu_uuids)}
+    first = gpus.get(attempt.gpu_uuids[0]) if attempt.gpu_uuids else None
+    values = {
+        "model": attempt.job.name,
+        "port": str(port),
+        "gpu": "" if first is None else str(first.index),
+        "gpu_memory_fraction": "0" if first is None else _fraction(attempt, first),
+    }
+    return Launch(policy.filled_argv(attempt.job.argv, values), port)
+
+
+def _fraction(attempt: Attempt, gpu: Gpu) -> str:
+    """Of the declared memory; of what is free now, if the instance has the GPU alone.
+
+    "0" where the driver does not say how much is free.
+    """
+    placed = attempt.job.gpu_memory_bytes
+    if placed is None:
+        snapshot = snapshots.newest(attempt.host)
+        readings = snapshot.gpus if snapshot else ()
+        reading = next(
+            (gpu_reading for gpu_reading in readings if gpu_reading.uuid == gpu.uuid), None
+        )
+        used = reading.memory_used_bytes if reading is not None else None
+        total = reading.memory_total_bytes if reading is not None else None
+        if used is not None and total is not None:
+            placed = max(0, total - used - policy.MARGIN_BYTES)
+    return policy.memory_fraction(placed, gpu.memory_total_bytes)
+
+
+def account_of(job: Job, run_as: str) -> Account:
+    """The OS account of an instance. Raises MissingAccount."""
+    service = job.model_service
+    return accounts.account_of_service(service.account if service else "", run_as=run_as)

@@ -27,8 +27,7 @@ from monitor.models import Constraint, Gpu
 from monitor.pages.live.frames import Context, Region
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
-from scheduler.disk.facts import DiskLevel
-from scheduler.disk.policy import DiskPolicy, is_near, sentence
+from scheduler.disk.policy import DiskLevel, DiskPolicy, is_near, sentence
 from scheduler.disk.steps import folders
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle

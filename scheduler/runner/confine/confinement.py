@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from scheduler.runner import process_tree
-from scheduler.runner.confine import cgroups, device_filter, locks
+from scheduler.runner.confine import cgroups, locks
 from scheduler.runner.confine.cgroups import Cgroup
 from scheduler.runner.confine.locks import HeldLocks, LockRefused
 from scheduler.runner.confine.log_limit import LogLimit
@@ -91,7 +91,7 @@ class Confinement:
             memory_bytes=self._bounds.memory_bytes,
             pids=self._bounds.pids,
         )
-        device_filter.hide(cgroup, [(a, b) for a, b in self._bounds.hidden])
+        cgroups.hide(cgroup, [(a, b) for a, b in self._bounds.hidden])
 
     def beat(self) -> float | None:
         """Apply the share and the limits; returns the monotonic time of the next call."""

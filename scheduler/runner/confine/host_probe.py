@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scheduler.runner.confine import cgroups, device_filter
+from scheduler.runner.confine import cgroups
 from scheduler.runner.confine.cgroups import Cgroup
 
 NAME = "gpucoord"
@@ -159,7 +159,7 @@ def _abilities(cgroup: Cgroup) -> Iterator[str]:
         if any((folder / file).exists() for folder in cgroup.folders for file in entry):
             yield name
     v2 = Cgroup(tuple(f for f in cgroup.folders if (f / "cgroup.events").exists()))
-    if v2.folders and device_filter.hide(v2, [HARMLESS]):
+    if v2.folders and cgroups.hide(v2, [HARMLESS]):
         yield "bpf"
     if cgroup.can_freeze and cgroup.freeze(on=True):
         ends = time.monotonic() + WAIT_S

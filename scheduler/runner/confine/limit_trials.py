@@ -19,8 +19,7 @@ from typing import IO
 
 from scheduler.runner import process_tree
 from scheduler.runner.confine import landlock
-from scheduler.runner.confine.cgroups import Cgroup
-from scheduler.runner.confine.device_filter import hide
+from scheduler.runner.confine.cgroups import Cgroup, hide
 from scheduler.runner.confine.host_probe import CgroupParent, enter
 from scheduler.runner.confine.log_limit import LogLimit
 from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import suppress
 
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import priorities
+from scheduler.runner.enforce import caps
 
 # As the niceness says.
 IO_NORMAL = 0
@@ -33,7 +33,7 @@ def can_restore() -> bool:
 
 def raise_niceness(runner: int, start_ticks: int, nice: int, *, idle_io: bool) -> int:
     """Make all that the runner started nicer by `nice`; how many were changed."""
-    return _change(runner, start_ticks, 0, nice, priorities.IDLE if idle_io else None)
+    return _change(runner, start_ticks, 0, nice, caps.IDLE if idle_io else None)
 
 
 def restore_niceness(runner: int, start_ticks: int, nice: int) -> int:
@@ -64,6 +64,6 @@ def _set(process: process_tree.ProcessInfo, old: int, new: int, io: int | None) 
                 if os.getpriority(os.PRIO_PROCESS, int(name)) == old:
                     os.setpriority(os.PRIO_PROCESS, int(name), new)
                     if io is not None:
-                        priorities.set_io(int(name), io)
+                        caps.set_io(int(name), io)
                     changed = True
     return changed

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import caps, priorities
-from scheduler.runner.spawning import ROOT, interpreter
+from scheduler.runner.enforce import caps
+from scheduler.runner.launch import ROOT, interpreter
 
 PERMIT_S = 20.0
 LOCK_FD = 3
@@ -56,17 +56,17 @@ class ProcessControl:
         if not _is_there(target):
             return None
         return {
-            "priority": priorities.read_priorities(target.pid),
+            "priority": caps.read_priorities(target.pid),
             "cgroup": caps.read_caps(target.pid, self._cgroups),
         }
 
     def lower(self, target: Target, nice: int) -> str | None:
-        if not priorities.may_restore():
+        if not caps.may_restore():
             return NO_WAY_BACK
         if problem := _problem(target):
             return problem
         try:
-            priorities.lower(target.pid, nice)
+            caps.lower(target.pid, nice)
         except PermissionError:
             return NOT_ALLOWED
         return None
@@ -74,7 +74,7 @@ class ProcessControl:
     def restore(self, target: Target, before: dict[str, Any]) -> None:
         if _is_there(target) and before.get("priority"):
             with suppress(PermissionError):
-                priorities.restore(target.pid, before["priority"])
+                caps.restore(target.pid, before["priority"])
 
     def cap(
         self, target: Target, before: dict[str, Any], cores: float, memory_bytes: int | None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.models import Gpu
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
@@ -25,7 +25,7 @@ from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.batches import BatchState, BatchWork, ExclusiveStep, ItemState
 from scheduler.facts.jobs import JobState, NewJob
 from scheduler.facts.scripts import Script
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, ExclusiveRun, Job
 from scheduler.runner import accounts, clearing, worker_files
 from scheduler.runner.worker_files import WorkerFiles

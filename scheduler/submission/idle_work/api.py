@@ -13,9 +13,9 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of
-from scheduler.facts.idle_work import Candidate, SignalName, TemplateFact
+from scheduler.facts.batches import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
-from scheduler.submission.idle_work import actions, rows
+from scheduler.submission.idle_work import rows, step
 from scheduler.submission.idle_work.policy import candidates
 from scheduler.submission.intake.policy import UnableToSubmit
 
@@ -95,7 +95,7 @@ def add(request: HttpRequest, new: NewIdleTemplateBody) -> Status[dict[str, Any]
         raise InvalidInput([("account", f"There is no user {name}.")])
     now = timezone.now()
     try:
-        row = actions.create(values, account, by, now)
+        row = step.create(values, account, by, now)
     except UnableToSubmit as error:
         raise InvalidInput([(each.field, each.text) for each in error.refusals]) from None
     return Status(201, next(body for body in bodies(now) if body["name"] == row.name))

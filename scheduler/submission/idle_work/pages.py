@@ -19,7 +19,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import GpuReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
-from scheduler.facts.idle_work import SignalName
+from scheduler.facts.batches import SignalName
 from scheduler.jobs.pages.lines import GpuLink, gpu_links
 from scheduler.models import IdleChoice
 from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from monitor.facts.thresholds import threshold
-from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
+from scheduler.facts.batches import Candidate, Choice, Signal, SignalName, TemplateFact
 
 # Hours in which posted values lose half of their effect, and after which old data has its full
 # boost.

@@ -15,10 +15,10 @@ from django.utils import timezone
 from monitor.facts.answers import fact_from
 from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import compiled_once
-from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
+from scheduler.facts.batches import Candidate, Choice, Signal, SignalName, TemplateFact
 from scheduler.facts.jobs import JobState, NewJob
 from scheduler.jobs.lifecycle.rows import changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
 
 BY = "gpucoord"

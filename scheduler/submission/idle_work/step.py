@@ -2,23 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.journal.rows import audit
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps import gpu_closures
+from scheduler.facts.batches import TemplateFact
 from scheduler.facts.blockers import Tier
-from scheduler.facts.idle_work import TemplateFact
-from scheduler.facts.jobs import JobState
+from scheduler.facts.jobs import JobState, NewJob, Refusal
 from scheduler.models import IdleTemplate, Job
 from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use
-from scheduler.submission.idle_work import actions, rows
+from scheduler.submission.idle_work import rows
 from scheduler.submission.idle_work.policy import IdleWorkPolicy, may_run, pick_weighted_config
+from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
+from scheduler.submission.intake.steps import checked
+
+# Check the templates of idle work, and make their jobs.
+
+
+# Fields of a job that a template sets itself, or that make no sense for it.
+NOT_FOR_TEMPLATES = frozenset(
+    {
+        "priority", "preemptible", "array", "array_limit", "begin", "after", "after_success",
+        "stdin_base64", "blocking", "on_gpu", "environment", "interactive",
+    }
+)  # fmt: skip
+LOWEST_PRIORITY = 1
+OTHER_ACCOUNT = "Only administrators may charge another account than their own."
+
+
+def job_of(row: IdleTemplate, gpu_uuid: str, now: datetime) -> NewJob:
+    """The job of a template on this GPU. Raises UnableToSubmit."""
+    new = _read(row.request, now)
+    new = replace(
+        new,
+        name=f"idle {row.name}",
+        priority=LOWEST_PRIORITY,
+        requirement=replace(
+            new.requirement, gpu_uuid=gpu_uuid if new.requirement.gpus == 1 else ""
+        ),
+        yield_options=replace(new.yield_options, preemptible=True),
+    )
+    (fitted,) = intake.fitted_all([new], row.account)
+    if refusals := intake.refusals(fitted, row.account):
+        raise UnableToSubmit(refusals)
+    return fitted
+
+
+def _read(request: Any, now: datetime) -> NewJob:
+    if not isinstance(request, dict):
+        raise UnableToSubmit([Refusal(field="request", text="Write an object with fields.")])
+    wrong = [
+        Refusal(field=f"request.{name}", text="A template cannot have this field.")
+        for name in sorted(NOT_FOR_TEMPLATES & request.keys())
+    ]
+    if wrong:
+        raise UnableToSubmit(wrong)
+    return checked(request, now)
+
+
+def create(values: Mapping[str, Any], account: User, by: User, now: datetime) -> IdleTemplate:
+    """Store a new template. Raises UnableToSubmit with all mistakes."""
+    row = IdleTemplate(**values, account=account, created_by=by.get_username())
+    if mistakes := problems(row, by, now):
+        raise UnableToSubmit(mistakes)
+    row.save()
+    note(row, by, now, "IDLE_TEMPLATE_ADDED", "added")
+    return row
+
+
+def note(row: IdleTemplate, by: User, now: datetime, action: str, word: str) -> None:
+    name = by.get_username()
+    text = f"{name} {word} the idle template {row.name}"
+    after = {"request": row.request, "account": row.account.username, "enabled": row.enabled}
+    audit.note(action, text, by=name, now=now, subject=f"idle template {row.name}", after=after)
+
+
+def problems(row: IdleTemplate, by: User, now: datetime) -> list[Refusal]:
+    """Why this user may not store this template."""
+    refusals: list[Refusal] = []
+    try:
+        row.full_clean(exclude=["created_at"])
+    except ValidationError as error:
+        refusals += [
+            Refusal(field=field, text=text)
+            for field, texts in error.message_dict.items()
+            for text in texts
+        ]
+    if row.account_id != by.pk and not by.is_superuser:
+        refusals.append(Refusal(field="account", text=OTHER_ACCOUNT))
+    try:
+        _read(row.request, now)
+    except UnableToSubmit as error:
+        refusals += error.refusals
+    return refusals
+
 
 # A job that waits for longer came too late: its GPU is in use.
 WAITS_AT_MOST = timedelta(seconds=60)
@@ -88,7 +177,7 @@ class IdleWork:
                 return ""
             row = by_name[choice.template.name]
             try:
-                new = actions.job_of(row, gpu_uuid, now)
+                new = job_of(row, gpu_uuid, now)
             except UnableToSubmit as error:
                 rows.note_problem(row, str(error))
                 able = _without(able, row.name)

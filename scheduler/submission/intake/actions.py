@@ -24,7 +24,7 @@ from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.limits.agents import policy as agent_policy
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import Job, JobInput, SubmissionKey

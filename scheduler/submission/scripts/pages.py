@@ -20,7 +20,7 @@ from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.scripts import Script
 from scheduler.runner.accounts import MissingAccount
-from scheduler.runner.folders import Listing, list_folders
+from scheduler.runner.commands import Listing, list_folders
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows

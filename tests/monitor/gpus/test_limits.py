@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.hosts import Limits
 from monitor.gpus.policy.capability import clamped, cpu_places, hidden, quantity, visible
-from monitor.gpus.sampling.probes.host import HostProbe
-from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
 from tests.builders import GIB, NOW, gpu, gpu_uuid
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from scheduler.disk.facts import CleanRoot, CleanRule, DiskSpace, FileEntry
-from scheduler.disk.policy import CleaningPolicy, candidates, needed
+from scheduler.disk.policy import (
+    CleaningPolicy,
+    CleanRoot,
+    CleanRule,
+    DiskSpace,
+    FileEntry,
+    candidates,
+    needed,
+)
 from tests.builders import GIB, NOW
 
 LOGS = CleanRoot("/data/jobs", CleanRule.LOG, of_jobs=True)

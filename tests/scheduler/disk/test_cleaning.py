@@ -20,13 +20,12 @@ from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows
-from scheduler.disk.facts import CleanResult, DiskSpace, WatchedFolder
-from scheduler.disk.policy import DiskPolicy, level
+from scheduler.disk.policy import CleanResult, DiskPolicy, DiskSpace, WatchedFolder, level
 from scheduler.disk.probes import files, space
 from scheduler.disk.steps import folders, watch
 from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.models import CleaningRun
-from scheduler.runner import copying
+from scheduler.runner import files as copying
 from tests import jobs_made
 from tests.builders import NOW
 from tests.cli_bridge import connect_as

@@ -3,8 +3,16 @@ from __future__ import annotations
 import pytest
 
 from scheduler.catalogue import PROFILES
-from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk
-from scheduler.disk.policy import DiskPolicy, full_blockers, is_near, level
+from scheduler.disk.policy import (
+    DiskLevel,
+    DiskPolicy,
+    DiskSpace,
+    FolderUse,
+    FullDisk,
+    full_blockers,
+    is_near,
+    level,
+)
 from scheduler.facts.blockers import BlockerCode, from_row, to_row
 from scheduler.queue.blockers.wording import text
 from tests.builders import GIB

@@ -17,7 +17,7 @@ from monitor.models import Event
 from monitor.pages.metrics.gpus import Families
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
-from scheduler.disk.facts import DiskSpace
+from scheduler.disk.policy import DiskSpace
 from scheduler.disk.probes import space as probe
 from scheduler.disk.steps import folders
 from scheduler.disk.steps.folders import FullDisks

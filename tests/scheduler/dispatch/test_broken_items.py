@@ -29,7 +29,7 @@ from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import Plan, PlanPolicy
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job, TimeWindow
 from scheduler.runner import attempt_files, files

@@ -19,7 +19,7 @@ from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job, Quota, TimeWindow, YieldRequest
 from scheduler.queue.blockers.policy import stored_blockers
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot

@@ -12,8 +12,8 @@ from scheduler.execution.policy import Action
 from scheduler.execution.steps import specs
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts import limits
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.facts import people
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from scheduler.runner.attempt_files import own_claim
@@ -63,7 +63,7 @@ def test_no_limit_of_the_service_reaches_a_job_but_models_keep_theirs() -> None:
     chosen = {"nofile": 4096, "core": "unlimited"}
 
     default = specs._limits(Job())
-    assert default == {**dict.fromkeys(limits.NAMES, -1), **limits.OF_A_LOGIN}
+    assert default == {**dict.fromkeys(people.NAMES, -1), **people.OF_A_LOGIN}
     assert specs._limits(Job(limits=chosen)) == {**default, "nofile": 4096, "core": -1}
     assert specs._limits(Job(limits=chosen, model_service_id=1)) == {}
 

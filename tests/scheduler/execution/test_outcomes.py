@@ -16,7 +16,7 @@ from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.jobs.lifecycle.policy.retries import MOST_LOST
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import queue_facts, transitions
 from scheduler.models import Attempt, Job
 from scheduler.queue.blockers.wording import text

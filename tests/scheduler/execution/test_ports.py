@@ -10,7 +10,7 @@ from django.db import IntegrityError
 
 from scheduler.execution import probes as probe
 from scheduler.execution.policy import BoundsPolicy, port_blocks
-from scheduler.execution.steps import ports
+from scheduler.execution.steps import specs
 from scheduler.models import Attempt
 from tests import jobs_made
 
@@ -39,16 +39,16 @@ def test_each_attempt_has_its_own_block_until_it_ends(
     monkeypatch.setattr(probe, "ephemeral", lambda: range(20_008, 20_100))
     first, second, third = (attempt_of(alice) for _ in range(3))
 
-    blocks = [ports.assigned(attempt, SMALL) for attempt in (first, second)]
+    blocks = [specs.assigned(attempt, SMALL) for attempt in (first, second)]
 
     assert {block.start for block in blocks} == {20_000, 20_004}
     # After a restart of the service, the row says it.
     again = Attempt.objects.get(pk=first.pk)
-    assert ports.assigned(again, SMALL) == blocks[0]
-    with pytest.raises(ports.NoPorts, match="20000 to 20011"):
-        ports.assigned(third, SMALL)
+    assert specs.assigned(again, SMALL) == blocks[0]
+    with pytest.raises(specs.NoPorts, match="20000 to 20011"):
+        specs.assigned(third, SMALL)
     jobs_made.end(first.job, "succeeded")
-    assert ports.assigned(third, SMALL) == blocks[0]
+    assert specs.assigned(third, SMALL) == blocks[0]
 
 
 @pytest.mark.django_db
@@ -56,16 +56,16 @@ def test_the_database_refuses_a_port_that_another_open_attempt_has(alice: User) 
     first, second = attempt_of(alice), attempt_of(alice)
     Attempt.objects.filter(pk=first.pk).update(port=20_000, ports=4)
 
-    assert not ports._store(second, range(20_000, 20_004))
+    assert not specs._store(second, range(20_000, 20_004))
     with pytest.raises(IntegrityError):
         Attempt.objects.filter(pk=second.pk).update(port=20_000)
 
 
 @pytest.mark.django_db
 def test_no_ports_if_operators_say_so(alice: User) -> None:
-    block = ports.assigned(attempt_of(alice), BoundsPolicy(ports=0))
+    block = specs.assigned(attempt_of(alice), BoundsPolicy(ports=0))
 
-    assert ports.with_variables({"A": "1"}, block) == {"A": "1"}
+    assert specs.with_variables({"A": "1"}, block) == {"A": "1"}
 
 
 def test_a_port_on_which_a_program_listens_is_not_free() -> None:
@@ -76,7 +76,7 @@ def test_a_port_on_which_a_program_listens_is_not_free() -> None:
 
 
 def test_variables_of_torch_are_those_of_the_user_if_there_are_some() -> None:
-    env = ports.with_variables({"MASTER_PORT": "7", "A": "1"}, range(20_000, 20_008))
+    env = specs.with_variables({"MASTER_PORT": "7", "A": "1"}, range(20_000, 20_008))
 
     assert env == {
         "MASTER_ADDR": "127.0.0.1",

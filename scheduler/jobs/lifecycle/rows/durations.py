@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from monitor.runtime.facts import TimedCache
+from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.jobs import JobState, Outcome, RunTime
 from scheduler.jobs.lifecycle.policy.calibration import LONGEST, PredictedStart, calibrations

@@ -21,9 +21,14 @@ from django.db import DatabaseError
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.facts.prompts import DayUse, Service
 from scheduler.language_models.model_proxy.api.book import Book
-from scheduler.language_models.model_proxy.api.exchange import Exchange, Outlet, Send
-from scheduler.language_models.model_proxy.api.tickets import SCHEME, Tickets
-from scheduler.language_models.model_proxy.api.uploads import SpooledForm
+from scheduler.language_models.model_proxy.api.exchange import (
+    SCHEME,
+    Exchange,
+    Outlet,
+    Send,
+    SpooledForm,
+    Tickets,
+)
 from scheduler.language_models.model_proxy.facts import (
     Caller,
     Headers,

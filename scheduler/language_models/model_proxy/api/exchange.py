@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from datetime import timedelta
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
+
+from django.core import signing
 
 from scheduler.facts.prompts import MOST_ATTEMPTS, Instance, Wait
 from scheduler.language_models.model_proxy.api.board import Board, Place
-from scheduler.language_models.model_proxy.api.tickets import SCHEME, ticket
 from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
 from scheduler.language_models.model_proxy.policy import openai
 from scheduler.language_models.model_proxy.policy import openai as events
+from scheduler.language_models.model_proxy.policy.multipart import Field
 from scheduler.language_models.model_proxy.senders import (
     InstanceFailed,
     NotReached,
@@ -26,6 +33,55 @@ from scheduler.language_models.prompts.policy import (
     retry_after_s,
     sentence,
 )
+
+# Tickets for requests that the endpoint of one host passes on to that of another.
+#
+# The other host gets no token of the user. A ticket is signed with the secret key, which all hosts
+# share. It is for one host, user and path, and valid once, for two minutes. An endpoint that starts
+# knows of no used ones, and refuses those from before its start.
+
+
+SCHEME = "gpucoord-host"
+SALT, LIVES = "gpucoord.request-of-another-host", timedelta(minutes=2)
+
+
+def ticket(host: str, user_id: int, path: str) -> str:
+    """path: of the request, below the base of the API."""
+    once = secrets.token_hex(8)
+    body = {"host": host, "user": user_id, "path": path, "once": once, "at": time.time()}
+    return signing.dumps(body, salt=SALT)
+
+
+class Tickets:
+    """Checks the tickets that other hosts send to `host`."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._began = time.time()
+        # Used ones, the oldest first, until they expire.
+        self._used: dict[str, float] = {}
+
+    def user_of(self, text: str, path: str) -> int | None:
+        """The id of the user; None: the ticket is not valid, or was used."""
+        try:
+            body = signing.loads(text, salt=SALT, max_age=LIVES)
+        except signing.BadSignature:
+            return None
+        self._forget_expired()
+        if body["at"] < self._began:
+            return None
+        if (body["host"], body["path"]) != (self._host, path) or body["once"] in self._used:
+            return None
+        self._used[body["once"]] = time.monotonic() + LIVES.total_seconds()
+        return int(body["user"])
+
+    def _forget_expired(self) -> None:
+        while self._used:
+            oldest = next(iter(self._used))
+            if self._used[oldest] > time.monotonic():
+                return
+            del self._used[oldest]
+
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A waiting stream begins after the first interval; its reason is repeated at the second one.
@@ -359,3 +415,78 @@ def busy(wait: Wait | None, model: str) -> Refused:
 
 def _gave_up(model: str, problem: str) -> str:
     return f"{MOST_ATTEMPTS} attempts to reach {model} failed: {problem}. Ask an operator."
+
+
+# Forms with files that clients send: on disk until an instance has them, whatever their size.
+
+
+# Smaller forms stay in memory.
+IN_MEMORY = 256 * 1024
+AT_ONCE = 256 * 1024
+
+
+class SpooledForm:
+    """The body of a form, in a file without a name; it ends with the process, or with `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = SpooledTemporaryFile(IN_MEMORY, "w+b", dir=str(folder))  # noqa: SIM115
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self._size = 0
+        # Where the form names its model.
+        self.model: Field | None = None
+        # Replaced bytes: from, to, and what the instance gets instead.
+        self._splice = (0, 0, b"")
+
+    @property
+    def size(self) -> int:
+        start, end, text = self._splice
+        return self._size - (end - start) + len(text)
+
+    async def write(self, piece: bytes) -> None:
+        """Raises Refused: the disk is full."""
+        self._buffer.append(piece)
+        self._buffered += len(piece)
+        self._size += len(piece)
+        if self._buffered >= AT_ONCE:
+            await self.flush()
+
+    async def flush(self) -> None:
+        data, self._buffer, self._buffered = b"".join(self._buffer), [], 0
+        try:
+            if self._size <= IN_MEMORY:
+                self._file.write(data)
+            else:
+                await asyncio.to_thread(self._file.write, data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            text = "The server's disk has no room for this upload. Try again later."
+            raise Refused(507, text, type_="server_error", retry_after_s=60) from None
+
+    def rename(self, model: str) -> None:
+        if self.model is not None:
+            self._splice = (self.model.start, self.model.end, model.encode())
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        start, end, text = self._splice
+        async for piece in self._part(0, start):
+            yield piece
+        if text:
+            yield text
+        async for piece in self._part(end, self._size):
+            yield piece
+
+    async def _part(self, start: int, end: int) -> AsyncIterator[bytes]:
+        while start < end:
+            piece = await asyncio.to_thread(self._read, start, min(AT_ONCE, end - start))
+            start += len(piece)
+            yield piece
+
+    def _read(self, start: int, size: int) -> bytes:
+        self._file.seek(start)
+        data: bytes = self._file.read(size)
+        return data
+
+    def close(self) -> None:
+        self._file.close()

@@ -30,9 +30,9 @@ from scheduler.facts.batches import (
     ItemState,
 )
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob
-from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
+from scheduler.jobs.lifecycle.policy.retries import RetentionPolicy
 from scheduler.jobs.lifecycle.rows import changes
-from scheduler.jobs.lifecycle.rows.queue import synced
+from scheduler.jobs.lifecycle.rows.changes import synced
 from scheduler.models import Attempt, Batch, BatchItem, Job
 from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import Pace

@@ -23,7 +23,7 @@ from scheduler.facts.batches import (
 )
 from scheduler.facts.jobs import JobState, NewJob, Outcome, read_result
 from scheduler.jobs.lifecycle.rows import changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, Job
 from scheduler.submission.batches import policy
 from scheduler.submission.batches.rows import batches as rows

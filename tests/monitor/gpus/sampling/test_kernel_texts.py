@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site.service.filesystems import mount_of
-from monitor.gpus.sampling.probes.host import HostProbe
-from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
 from monitor.owners.identity.policy import UidRange, uid_map_of
 from monitor.owners.identity.probes.credentials import words_of
 from monitor.owners.identity.probes.listeners import listening_uids

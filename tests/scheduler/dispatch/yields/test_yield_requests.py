@@ -12,7 +12,7 @@ from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import GpuHold, Job, YieldRequest
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid

@@ -18,7 +18,7 @@ from monitor.models import Claim, Event, ItemFault
 from monitor.owners.identity.policy import attribute
 from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
-from scheduler.execution.engines import leaders
+from scheduler.execution.engines import slurm
 from scheduler.execution.engines.policy.requests import ReportedProcess, refusal_of
 from scheduler.facts.jobs import Identity
 from scheduler.jobs.lifecycle.rows import transitions
@@ -90,8 +90,8 @@ def test_the_cgroup_of_a_job_is_found_where_slurm_makes_it(
 ) -> None:
     (tmp_path / place).mkdir(parents=True)
 
-    assert leaders.has_job_cgroup(REF, tmp_path) is is_there
-    assert not leaders.has_job_cgroup("*", tmp_path)
+    assert slurm.has_job_cgroup(REF, tmp_path) is is_there
+    assert not slurm.has_job_cgroup("*", tmp_path)
 
 
 # Two real processes, of this account and of another one.

@@ -25,7 +25,7 @@ from scheduler.dispatch.steps.host_choice import (
 )
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.facts.plans import Placement, Plan, PlanPolicy, Slots, Yield
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import HostForecast, Job, YieldRequest
 from scheduler.queue.planner.forecast.forecast import Estimate
 from scheduler.queue.planner.gates import PlannerThresholds

@@ -24,13 +24,13 @@ from monitor.models import Event, HostMinute
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.execution.hosts import pages as host_pages
-from scheduler.execution.hosts.step import HostWatch
+from scheduler.execution import pages as host_pages
 from scheduler.execution.steps.executor import Executor
+from scheduler.execution.steps.hosts import HostWatch
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import files
 from tests import jobs_made

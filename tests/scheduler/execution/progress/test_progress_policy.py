@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from scheduler.execution.progress.policy import (
+from scheduler.execution.policy import (
     LONGEST_MESSAGE,
     Progress,
     has_moved,

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Claim
-from scheduler.execution.progress.step import ProgressStep
+from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
 from scheduler.models import Attempt, Job

@@ -11,7 +11,7 @@ from monitor.models import Event
 from scheduler.facts.jobs import Dependency, NewJob, Outcome, Requirement
 from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import relations, transitions
 from scheduler.models import Job
 from tests import jobs_made

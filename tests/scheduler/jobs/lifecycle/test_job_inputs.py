@@ -12,7 +12,7 @@ from django.test import Client
 from scheduler.execution.steps import specs
 from scheduler.jobs.lifecycle import steps
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions

@@ -12,8 +12,8 @@ from django.db.models import Sum
 from monitor.models import Claim
 from monitor.usage.rows import rollups
 from monitor.usage.rows.rollups import RetentionPeriods
-from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.policy.retries import RetentionPolicy
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
 from scheduler.runner import attempt_files, files
 from tests import jobs_made

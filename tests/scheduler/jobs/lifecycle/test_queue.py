@@ -15,7 +15,7 @@ from scheduler.facts.jobs import AttemptEnding, Identity, JobState, NewJob, Outc
 from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.policy.retries import RetryDecision
 from scheduler.jobs.lifecycle.rows import changes, transitions
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from tests.builders import NOW, gpu_uuid

@@ -19,9 +19,7 @@ from scheduler.facts.jobs import (
 )
 from scheduler.facts.plans import Placement
 from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import (
-    queue as job_queue,
-)
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import queue_facts, relations, transitions
 from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
 from scheduler.models import Job, JobDependency

@@ -16,9 +16,9 @@ from gpucoord_site.asgi import application
 from monitor.pages.live import consumers as live_socket
 from monitor.pages.live.consumers import FAILED, FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from monitor.runtime.rows.item_isolation import FaultLog
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.live import consumers
 from scheduler.jobs.live import consumers as live_consumers
-from scheduler.jobs.live import log_follow
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW
@@ -31,8 +31,8 @@ Open = Callable[..., Awaitable[Any]]
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
-    monkeypatch.setattr(log_follow, "QUIET_S", 0.06)
-    monkeypatch.setattr(log_follow, "POLL_S", 0.2)
+    monkeypatch.setattr(consumers, "QUIET_S", 0.06)
+    monkeypatch.setattr(consumers, "POLL_S", 0.2)
 
 
 @pytest.fixture
@@ -152,11 +152,11 @@ async def test_a_page_that_says_nothing_gets_no_more_and_skips_ahead(
     jobs_made.write_log(data, job, b"first")
     assert (await said(page))["log"] == "first"
 
-    jobs_made.write_log(data, job, b"y" * (log_follow.BUFFER_BYTES * 2) + b"last")
+    jobs_made.write_log(data, job, b"y" * (consumers.BUFFER_BYTES * 2) + b"last")
     assert await page.receive_nothing(0.5)
 
     await page.send_to(json.dumps({"ack": 1}))
-    assert (await said(page))["skipped"] > log_follow.BUFFER_BYTES / 2
+    assert (await said(page))["skipped"] > consumers.BUFFER_BYTES / 2
 
 
 async def test_a_log_that_is_cut_at_its_limit_goes_on_from_there(
@@ -168,7 +168,7 @@ async def test_a_log_that_is_cut_at_its_limit_goes_on_from_there(
     assert await log_until(page, "out") == "kept, left out"
 
     os.truncate(log, 4)
-    tail = log_follow.tails(live_consumers.load_views)._tails[job.pk]
+    tail = consumers.tails(live_consumers.load_views)._tails[job.pk]
     await asyncio.to_thread(wait_for, lambda: tail.end == 4)
     jobs_made.write_log(data, job, b" | more")
     assert await log_until(page, "more") == " | more"
@@ -183,7 +183,7 @@ async def test_the_end_of_a_log_that_was_cut_is_shown_once_the_job_is_over(
     await log_until(page, "so on")
 
     os.truncate(log, 9)
-    tail = log_follow.tails(live_consumers.load_views)._tails[job.pk]
+    tail = consumers.tails(live_consumers.load_views)._tails[job.pk]
     await asyncio.to_thread(wait_for, lambda: tail.end == 9)
     os.truncate(log, 4)
     jobs_made.write_log(data, job, b" the end")
@@ -210,14 +210,14 @@ async def test_many_pages_share_one_reader(
     for page in pages:
         await said(page)
     reads = []
-    monkeypatch.setattr(log_follow, "read", lambda *a: reads.append(a) or _read(*a))
+    monkeypatch.setattr(consumers, "read", lambda *a: reads.append(a) or _read(*a))
     jobs_made.write_log(data, job, b"once\n")
 
     assert [await log_until(page, "once\n") for page in pages] == ["once\n"] * 5
     assert len(reads) == 1
 
 
-_read = log_follow.read
+_read = consumers.read
 
 
 async def test_without_pages_nothing_is_watched(alice: User, job: Job, opened: Open) -> None:
@@ -225,7 +225,7 @@ async def test_without_pages_nothing_is_watched(alice: User, job: Job, opened: O
     await said(page)
     await page.disconnect()
 
-    tails = log_follow.tails(live_consumers.load_views)
+    tails = consumers.tails(live_consumers.load_views)
     assert (tails._tails, tails._task) == ({}, None)
 
 
@@ -308,7 +308,7 @@ async def test_a_feed_that_fails_is_logged_and_its_socket_closed(
         raise PermissionError("the log can't be read")
 
     monkeypatch.setattr(live_socket, "_faults", FaultLog(live_socket.logger))
-    monkeypatch.setattr(log_follow.LogTail, "piece", fail)
+    monkeypatch.setattr(consumers.LogTail, "piece", fail)
     jobs_made.write_log(data, job, b"hello")
     page = await opened(alice, job)
     assert (await said(page))["state"] == "running"

@@ -11,8 +11,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.models import Message
-from scheduler.facts.notices import NoticeKind
-from scheduler.jobs.notifications import actions, rows
+from scheduler.facts.jobs import NoticeKind
+from scheduler.jobs.notifications import rows
+from scheduler.jobs.notifications import step as actions
 from scheduler.jobs.notifications.policy import MOST_PER_HOUR, Letter
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.models import BrowserNotice, Job

@@ -13,8 +13,8 @@ from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, send_all
 from monitor.incidents.alerts.steps import outbox
 from monitor.models import Channel, Message
-from scheduler.facts.notices import NoticeKind
-from scheduler.jobs.notifications import actions
+from scheduler.facts.jobs import NoticeKind
+from scheduler.jobs.notifications import step as actions
 from scheduler.jobs.notifications.step import JobNotifications
 from tests import jobs_made
 from tests.builders import NOW

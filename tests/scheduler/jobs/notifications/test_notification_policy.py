@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.facts.jobs import Outcome
-from scheduler.facts.notices import JobNotice, NoticeKind, parse_kinds
+from scheduler.facts.jobs import JobNotice, NoticeKind, Outcome, parse_kinds
 from scheduler.jobs.notifications.policy import chosen, kinds_of, letters
 
 FINISHED, FAILED = NoticeKind.FINISHED, NoticeKind.FAILED

@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from monitor.models import ProcessHour, ProcessMinute
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.timeline import rows as timeline_rows
-from scheduler.jobs.timeline.facts import Bar, TimelineGpu
+from scheduler.jobs.timeline.charts import Bar, TimelineGpu
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.monitor.past import gpu_row, process_use

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from scheduler.language_models.model_proxy.api.tickets import SCHEME, Tickets, ticket
+from scheduler.language_models.model_proxy.api.exchange import SCHEME, Tickets, ticket
 from tests.pace import LONGEST_S
 from tests.scheduler.language_models.model_proxy.endpoint import (
     ADA,

@@ -16,10 +16,10 @@ from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.probes import HealthProbe
-from scheduler.language_models.model_services.rows import services as rows
 from scheduler.language_models.model_services.step import ModelStep
 from scheduler.models import Attempt, Job, ModelInstance, ModelService
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from monitor.models import Claim, Event, Gpu, ProcessUse
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Outcome, QueuedJob
-from scheduler.language_models.model_services.rows import services as rows
+from scheduler.language_models.model_services import rows
 from scheduler.models import GpuHold, Job, ModelInstance, ModelService
 from scheduler.submission.batches.rows import batches as batch_rows
 from tests.builders import GIB

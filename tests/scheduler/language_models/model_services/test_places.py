@@ -13,7 +13,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Claim
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.language_models.model_proxy import rows as proxy_rows
 from scheduler.language_models.model_proxy.rows import Counts
 from scheduler.models import Job

@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy.lifecycle import Demand, predict
-from scheduler.language_models.model_services.rows import demand
 from scheduler.models import ModelHour, ModelInstance, ModelService
 from tests.builders import NOW
 from tests.scheduler.language_models.model_services.model_box import Box, service
@@ -64,7 +64,7 @@ def test_it_does_not_boot_long_before(data: Any) -> None:
     row = service(prediction="automatic")
     busy_hours(row, NOW)
 
-    assert demand.prediction(row, NOW - timedelta(minutes=30)) is None
+    assert rows.prediction(row, NOW - timedelta(minutes=30)) is None
 
 
 def test_a_predicted_instance_is_not_unloaded_for_being_idle(data: Any) -> None:

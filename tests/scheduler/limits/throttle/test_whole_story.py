@@ -16,7 +16,7 @@ from scheduler.dispatch.controller.step import Controller, IncidentWatch
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows.queue import submit
+from scheduler.jobs.lifecycle.rows.changes import submit
 from scheduler.jobs.lifecycle.rows.transitions import record_end
 from scheduler.limits.quotas.step import Charging
 from scheduler.limits.throttle import pages as throttle_region

@@ -29,10 +29,10 @@ from scheduler.jobs.lifecycle.policy.retries import (
     RetryHistory,
     decide,
 )
-from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.language_models.model_services import rows as model_rows
 from scheduler.language_models.model_services.probes import HealthProbe
-from scheduler.language_models.model_services.rows import services as model_rows
 from scheduler.language_models.model_services.step import ModelStep
 from scheduler.models import (
     Attempt,

@@ -128,7 +128,7 @@ def test_prompts_that_run_for_too_long_do_not_hold_the_batch_up(root: User) -> N
 
 
 def test_a_demand_boots_no_model_while_the_batch_has_its_gpu(root: User) -> None:
-    from scheduler.language_models.model_services.rows import services as model_rows
+    from scheduler.language_models.model_services import rows as model_rows
 
     box = Box(gpus=1)
     service = box.model()

@@ -14,7 +14,7 @@ from django.test import Client
 
 from scheduler.models import ScriptDefinition
 from scheduler.runner.accounts import Account
-from scheduler.runner.folders import list_folders
+from scheduler.runner.commands import list_folders
 from scheduler.runner.programs import folders
 
 AsUser = Callable[[User], Client]

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from monitor.models import Claim
-from monitor.runtime.facts import Guard
+from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
-from scheduler.execution.progress import policy
-from scheduler.execution.progress.policy import Progress
+from scheduler.execution import policy
+from scheduler.execution.policy import Progress
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Ends, RunTime
 from scheduler.jobs.lifecycle.rows.durations import Durations

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from monitor.facts.hosts import HostFact
 from monitor.gpus.hosts import policy, rows
-from scheduler.execution.hosts.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
+from scheduler.execution.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
 from scheduler.jobs.lifecycle import probes as job_logs
 from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Attempt
