@@ -48,15 +48,15 @@ class SiteConfig(AppConfig):
     verbose_name = "Gpucoord"
 
     def ready(self) -> None:
-        from gpucoord_site.accounts import login_changes, sessions
+        from gpucoord_site.accounts import login_link, sessions
         from gpucoord_site.config import databases
         from gpucoord_site.http import security_log
         from monitor.runtime.rows import database
 
         security_log.listen()
         sessions.listen()
-        login_changes.listen()
-        login_changes.listen_to_users()
+        login_link.listen()
+        login_link.listen_to_users()
         database.listen()
         databases.listen()
         # This app is the last: all is loaded that the command line loaded without collections.

@@ -8,7 +8,6 @@ from typing import Any
 from csp.constants import NONE, SELF
 
 from gpucoord_site.cli import token_file
-from gpucoord_site.config.addresses import own_names
 from gpucoord_site.config.databases import database
 from gpucoord_site.config.extensions import rooms_off
 from gpucoord_site.config.file import config_file
@@ -16,6 +15,7 @@ from gpucoord_site.config.logins import backends, login_settings
 from gpucoord_site.config.secret import secret_key
 from gpucoord_site.config.settings import load_config
 from gpucoord_site.config.static_files import static_url
+from gpucoord_site.config.values import own_names
 from gpucoord_site.service.logs import log_settings
 
 CONFIG = load_config()
@@ -58,14 +58,14 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "gpucoord_site.http.api_errors.ApiErrors",
     "gpucoord_site.http.errors.DatabaseFileGuard",
-    "gpucoord_site.http.input_guard.AddressGuard",
+    "gpucoord_site.http.asgi_guards.AddressGuard",
     "gpucoord_site.http.middleware.browser_zone",
     "gpucoord_site.accounts.sessions.Sessions",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
-    "gpucoord_site.http.input_guard.FormGuard",
+    "gpucoord_site.http.asgi_guards.FormGuard",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",

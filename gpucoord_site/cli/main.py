@@ -342,16 +342,16 @@ TOPICS = "topics"
 
 def print_topic(argv: Sequence[str]) -> int:
     """Print the chapter of the words, such as `first job`. Returns 2 if there is none."""
-    from gpucoord_site.documentation import library
+    from gpucoord_site import documentation
 
     topic = "-".join(argv)
     if topic == TOPICS:
         sys.stdout.write("\n".join(_list()) + "\n")
         return 0
     try:
-        text = library.source(library.find(topic))
-    except library.NoChapter:
-        names = [PurePosixPath(entry.name).name for entry in library.index()]
+        text = documentation.source(documentation.find(topic))
+    except documentation.NoChapter:
+        names = [PurePosixPath(entry.name).name for entry in documentation.index()]
         close = get_close_matches(topic, names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         sys.stderr.write(
@@ -364,22 +364,22 @@ def print_topic(argv: Sequence[str]) -> int:
 
 
 def is_topic(words: Sequence[str]) -> bool:
-    from gpucoord_site.documentation import library
+    from gpucoord_site import documentation
 
     topic = "-".join(words)
     try:
-        library.find(topic)
-    except library.NoChapter:
+        documentation.find(topic)
+    except documentation.NoChapter:
         return topic == TOPICS
     return True
 
 
 def _list() -> Iterator[str]:
-    from gpucoord_site.documentation import library
+    from gpucoord_site import documentation
 
     group = ""
-    for entry in library.index():
+    for entry in documentation.index():
         if entry.group != group:
             group = entry.group
-            yield f"\n{group}" if group != library.index()[0].group else group
+            yield f"\n{group}" if group != documentation.index()[0].group else group
         yield f"  {entry.name:<32}  {entry.title}"

@@ -208,7 +208,7 @@ def _run(home: Path, password: str, host: str | None, port: str | None) -> int:
     import django
 
     django.setup()
-    from gpucoord_site.demo.activity import active
+    from gpucoord_site.demo.usage import active
     from gpucoord_site.service.startup import in_a_child, start
     from gpucoord_site.service.startup_checks import UnableToStart
 

@@ -20,7 +20,7 @@ from ninja.utils import check_csrf
 
 from gpucoord_site import __version__
 from gpucoord_site.accounts.api import router as user_router
-from gpucoord_site.http import problems, rate_limits, security_log
+from gpucoord_site.http import errors, rate_limits, security_log
 from gpucoord_site.http.api_errors import handle_errors
 from monitor.api import refuse_unknown_parameters
 from monitor.facts import input_rules
@@ -138,7 +138,7 @@ def error_statuses(path: str, method: str, operation: Json) -> list[int]:
 def _answer(status: int) -> Json:
     answer: Json = {
         "description": DESCRIPTIONS[status],
-        "content": {problems.CONTENT_TYPE: {"schema": {"$ref": ERROR}}},
+        "content": {errors.CONTENT_TYPE: {"schema": {"$ref": ERROR}}},
     }
     return answer | ({"headers": RETRY_AFTER} if status in RETRY_LATER else {})
 

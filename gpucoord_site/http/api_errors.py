@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils import timezone
 
-from gpucoord_site.http import problems
+from gpucoord_site.http import errors as problems
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
 from gpucoord_site.http.middleware import Middleware
 from gpucoord_site.http.rate_limits import TooManyRequests
@@ -91,7 +91,7 @@ def _as_json(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
     if response.headers.get("Content-Type", "").startswith(JSON_TYPES):
         return response
     sentence = SENTENCES.get(response.status_code, response.reason_phrase)
-    answer = problems.response(response.status_code, sentence)
+    answer = problems.problem_response(response.status_code, sentence)
     if "Allow" in response.headers:
         answer["Allow"] = ", ".join(sorted(response.headers["Allow"].split(", ")))
     return answer
@@ -121,7 +121,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     detail = SENTENCES[400] if error.status_code == 400 else error.message
     if error.status_code == 403 and getattr(request, "lacks_operate", False):
         detail += " This token lacks the scope `operate`."
-    response = problems.response(error.status_code, detail)
+    response = problems.problem_response(error.status_code, detail)
     if error.status_code == 401:
         response["WWW-Authenticate"] = 'Bearer realm="gpucoord"'
     if error.status_code == 429:
@@ -136,7 +136,7 @@ def _too_many(_request: HttpRequest, error: TooManyRequests) -> HttpResponse:
 
 
 def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
-    return problems.response(404, str(error) or SENTENCES[404])
+    return problems.problem_response(404, str(error) or SENTENCES[404])
 
 
 def _refused(_request: HttpRequest, error: UnableToSubmit) -> HttpResponse:
@@ -154,7 +154,7 @@ def _invalid_input(_request: HttpRequest, error: InvalidInput) -> HttpResponse:
 
 
 def _too_large(_request: HttpRequest, _error: Exception) -> HttpResponse:
-    return problems.response(413, SENTENCES[413])
+    return problems.problem_response(413, SENTENCES[413])
 
 
 def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
@@ -226,4 +226,4 @@ def _sentence(field: str, kind: str, context: dict[str, Any], path: str) -> str:
 def _failed(request: HttpRequest, error: Exception) -> HttpResponse:
     about = {"kind": "REQUEST_FAILED", "method": request.method, "path": request.path}
     logger.error("%s %s failed", request.method, request.path, exc_info=error, extra=about)
-    return problems.response(500, SENTENCES[500])
+    return problems.problem_response(500, SENTENCES[500])

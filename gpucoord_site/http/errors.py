@@ -5,9 +5,13 @@ Requests are answered with 503 and Retry-After while the database does not answe
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
 
 from django.core.exceptions import DisallowedHost, RequestDataTooBig
 from django.db import InterfaceError, OperationalError
@@ -15,11 +19,48 @@ from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.views import defaults
 
-from gpucoord_site.http import problems
 from gpucoord_site.http.middleware import Middleware
 from monitor.api import RefusedText
 from monitor.runtime.rows import database
 from monitor.runtime.rows.item_isolation import FaultLog
+
+# Error answers of REST as problem details (RFC 9457).
+
+
+CONTENT_TYPE = "application/problem+json"
+
+
+def body(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """`type` is about:blank, so `title` is the phrase of the status."""
+    title = HTTPStatus(status).phrase
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return problem | ({"errors": list(errors)} if errors else {})
+
+
+def problem_response(
+    status: int, detail: str, errors: Sequence[dict[str, Any]] = ()
+) -> HttpResponse:
+    text = json.dumps(body(status, detail, errors))
+    return HttpResponse(text, status=status, content_type=CONTENT_TYPE)
+
+
+def by_field(errors: Sequence[tuple[str, str, int | None]], status: int = 422) -> HttpResponse:
+    """The answer to refused fields: (field, sentence, index of the job in a batch or None).
+
+    422: fields are wrong. 429: the same request may succeed later.
+    """
+    if status == 429:
+        detail = "The request may succeed later; Retry-After has the seconds."
+    else:
+        number = "One field" if len(errors) == 1 else "Some fields"
+        detail = f"{number} must be changed."
+    return problem_response(status, detail, [_error(*error) for error in errors])
+
+
+def _error(field: str, text: str, index: int | None) -> dict[str, Any]:
+    where = {} if index is None else {"index": index}
+    return where | {"field": field, "message": text}
+
 
 # Django's own limit (DATA_UPLOAD_MAX_MEMORY_SIZE).
 LARGEST_BODY = 2_621_440
@@ -69,7 +110,7 @@ def unavailable(request: HttpRequest, error: BaseException) -> HttpResponse:
 
 def _answer(request: HttpRequest, sentence: str) -> HttpResponse:
     if request.path.startswith(PREFIX):
-        response = problems.response(503, sentence)
+        response = problem_response(503, sentence)
     else:
         context = {"status": 503, "title": TITLE, "sentence": sentence}
         response = HttpResponse(render_to_string("error.html", context), status=503)
@@ -115,7 +156,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if not isinstance(exception, DisallowedHost):
         return refusal(request, 400, UNREADABLE)
     if request.path.startswith(PREFIX):
-        return problems.response(400, UNKNOWN_HOST)
+        return problem_response(400, UNKNOWN_HOST)
     return refusal(request, 400, UNKNOWN_HOST)
 
 

@@ -12,8 +12,8 @@ from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
 from gpucoord_site import __version__
-from gpucoord_site.config.addresses import is_loopback
 from gpucoord_site.config.settings import Config
+from gpucoord_site.config.values import is_loopback
 from gpucoord_site.service.startup_checks import UnableToStart
 from monitor.facts.hosts import JoiningHost
 from monitor.gpus.hosts import policy, rows

@@ -78,7 +78,7 @@ def serve(listening: socket.socket | None) -> int:
     """None: without a port, only for the queue of prompts."""
     import uvicorn
 
-    from gpucoord_site.http.endpoint_transport import LimitedProtocol
+    from gpucoord_site.http.transport import LimitedProtocol
     from scheduler.language_models.model_proxy.api.app import ModelEndpoint
     from scheduler.language_models.model_proxy.api.worker import work_on_prompts
 
@@ -128,9 +128,7 @@ def address_of(scope: Mapping[str, Any]) -> str:
     peer = str((scope.get("client") or ("",))[0])
     forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
     chain = b",".join(forwarded).decode("latin-1")
-    return client_address.network_of(
-        client_address.find(peer, chain, settings.CONFIG.proxy_networks)
-    )
+    return client_address.network_of(client_address.find(peer, chain, settings.CONFIG.proxy_networks))
 
 
 def _rate_limit() -> Callable[[int], float]:

@@ -28,8 +28,8 @@ from django.utils import timezone
 
 from gpucoord_site import __version__
 from gpucoord_site.cli.check.guards import problems as disk_problems
-from gpucoord_site.config.addresses import own_names
 from gpucoord_site.config.settings import Config, ConfigError, load_config
+from gpucoord_site.config.values import own_names
 from gpucoord_site.service import children, loops
 from gpucoord_site.service.children import kill_session
 from gpucoord_site.service.joining import join, reachable_address

@@ -18,7 +18,7 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import GpuHour, ProcessHour
 from monitor.thresholds import rows as thresholds
 from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob, Spans
-from reports.capacity.policy.accounts import AccountInput
+from reports.capacity.policy.demand import AccountInput
 from reports.models import CapacityResult
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass

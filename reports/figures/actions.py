@@ -31,7 +31,7 @@ from reports.figures.policy.violations import (
     Standards,
     judged,
 )
-from reports.figures.rows import sections, usage, work
+from reports.figures.rows import usage, work
 from reports.periods import policy as periods
 from reports.periods.facts import Period, Scope, ScopeKind
 from scheduler.fair_share import rows as fair_share
@@ -88,7 +88,7 @@ def build(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Report
     """
     names, visible = authorise(scope, viewer)
     whole = _figures(period, scope, names, now)
-    whole = replace(whole, sections=sections.tables(period, scope, viewer, now))
+    whole = replace(whole, sections=work.tables(period, scope, viewer, now))
     return whole if viewer.operator else privacy.anonymised(whole, visible)
 
 

@@ -11,8 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.gpus.snapshot import rows as snapshots
-from scheduler.language_models.model_services import rows
-from scheduler.language_models.model_services.steps import effects
+from scheduler.language_models.model_services import rows, steps
 from scheduler.models import ModelService
 from scheduler.runner import accounts
 from scheduler.runner.accounts import Account
@@ -170,4 +169,4 @@ class TestDryRun:
 def test_env_is_looked_through() -> None:
     argv = ["env", "OLLAMA_HOST=127.0.0.1:9000", "ollama", "serve"]
 
-    assert effects.policy.program_of(argv) == "ollama"
+    assert steps.policy.program_of(argv) == "ollama"

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 
-from gpucoord_site.http import problems
+from gpucoord_site.http import errors
 from monitor.owners.accounts import rows
 from scheduler.models import Job
 from tests import jobs_made
@@ -65,7 +65,7 @@ def test_a_request_for_an_unknown_host_gets_a_page_in_style(client: Client) -> N
 def test_the_api_says_that_it_does_not_serve_a_host_name(client: Client) -> None:
     answer = client.get("/api/gpus/", headers={"host": "other.example"})
 
-    assert (answer.status_code, answer["Content-Type"]) == (400, problems.CONTENT_TYPE)
+    assert (answer.status_code, answer["Content-Type"]) == (400, errors.CONTENT_TYPE)
     assert "does not serve the host name" in answer.json()["detail"]
 
 

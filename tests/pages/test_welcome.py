@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.welcome import pages
+from gpucoord_site import welcome
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel, OsAccount
 from scheduler.facts.model_services import OWNER
@@ -25,7 +25,7 @@ AsUser = Callable[[User], Client]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of a file system in which systemd runs."""
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(welcome, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -127,7 +127,7 @@ class TestChecklist:
     def test_each_step_is_marked_by_its_fact(
         self, root: User, alice: User, as_user: AsUser, machine: Path
     ) -> None:
-        wants = machine / pages.ENABLED
+        wants = machine / welcome.ENABLED
         wants.mkdir(parents=True)
         (wants / "gpucoord-backup.timer").touch()
         snapshots.record(snapshot([gpu(0), gpu(1)]))
@@ -150,7 +150,7 @@ class TestChecklist:
     def test_without_systemd_the_timer_is_unknown(
         self, root: User, as_user: AsUser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pages, "ROOT", tmp_path)
+        monkeypatch.setattr(welcome, "ROOT", tmp_path)
 
         assert ">unknown<" in as_user(root).get("/setup/").text
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from gpucoord_site.config.addresses import LOOPBACK, own_names
+from gpucoord_site.config.values import LOOPBACK, own_names
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])

@@ -14,9 +14,9 @@ from django.test import Client
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import model_services as demo
-from gpucoord_site.demo.activity import Activity
 from gpucoord_site.demo.model_services import BACKLOG, LEAVES, STAYS
 from gpucoord_site.demo.past import PEOPLE
+from gpucoord_site.demo.usage import Activity
 from monitor.models import Event
 from scheduler.execution.steps.gpu_closures import gpus_of_models
 from scheduler.facts.jobs import Outcome

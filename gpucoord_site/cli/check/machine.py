@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpucoord_site.cli.check.report import Finding, fail, ok, warn
-from gpucoord_site.config.addresses import is_loopback
 from gpucoord_site.config.settings import Config
+from gpucoord_site.config.values import is_loopback
 from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue import PROFILE_WORDS
 from monitor.facts import input_rules

@@ -15,8 +15,7 @@ from datetime import datetime, timedelta
 from monitor.facts.formats import GIB
 from monitor.gpus.policy import capability
 from reports.capacity.facts import CapacityGpu, RecordedJob, ReplayFigures, Spans
-from reports.capacity.policy.accounts import AccountInput, Accounts
-from reports.capacity.policy.demand import rank
+from reports.capacity.policy.demand import AccountInput, Accounts, rank
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob
 from scheduler.facts.people import Capacity, Window

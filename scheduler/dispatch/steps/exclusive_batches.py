@@ -28,7 +28,7 @@ from scheduler.submission.batches import policy
 from scheduler.submission.batches.policy import BatchPolicy
 from scheduler.submission.batches.rows import exclusive
 
-EFFECTS = "scheduler.language_models.model_services.steps.effects"
+EFFECTS = "scheduler.language_models.model_services.steps"
 KIND = "JOB_STEP_FAILED"
 NO_GPU = "a GPU that is idle, or that only models use"
 NO_SHARE = "a larger share of the GPUs: that of its owner is too small for an item"

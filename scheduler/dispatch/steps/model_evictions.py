@@ -11,7 +11,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Slot
-from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services import rows, steps
 from scheduler.language_models.model_services.policy import lifecycle
 from scheduler.language_models.model_services.policy.eviction import (
     Candidate,
@@ -21,7 +21,6 @@ from scheduler.language_models.model_services.policy.eviction import (
     beside_sleeping,
 )
 from scheduler.language_models.model_services.step import ModelStep
-from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelInstance
 from scheduler.queue.planner.matching import reject_code
 
@@ -57,8 +56,8 @@ class ModelWakes:
         is_free = slots.blocker is None and self._has_room(row, slots.gpus)
         with self._guard():
             if is_free:
-                return effects.wake_up(row, now)
-            effects.unload(row.service, row, "Its GPU has no room for it to wake.", now)
+                return steps.wake_up(row, now)
+            steps.unload(row.service, row, "Its GPU has no room for it to wake.", now)
         return False
 
     def _has_room(self, row: ModelInstance, gpus: Sequence[Slot]) -> bool:
@@ -153,7 +152,7 @@ class ModelEvictions:
     def _evict(self, decision: Decision, gpus: Sequence[Slot], now: datetime) -> None:
         with self._guard():
             for candidate in decision.victims.chosen:
-                effects.evict(
+                steps.evict(
                     candidate.instance.id,
                     decision.job.id,
                     decision.reason,
@@ -161,7 +160,7 @@ class ModelEvictions:
                     may_sleep=len(decision.victims.chosen) == 1
                     and self._fits_beside(decision, candidate, gpus),
                 )
-            effects.hold_for(decision.job.id, self._host, decision.victims.gpu_uuids, now)
+            steps.hold_for(decision.job.id, self._host, decision.victims.gpu_uuids, now)
 
 
 class ModelPass:

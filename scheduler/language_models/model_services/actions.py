@@ -19,11 +19,10 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, ModelNames
 from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services import rows, steps
 from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
 from scheduler.language_models.model_services.policy.lifecycle import Change
-from scheduler.language_models.model_services.steps import effects
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.queue.planner import admission
@@ -101,7 +100,7 @@ def request_unload(row: ModelService, by: User, now: datetime) -> int:
         ModelService.objects.filter(pk=row.pk).update(wanted_at=None)
         opened = list(ModelInstance.open().filter(service=row).select_related("job"))
         for instance in opened:
-            effects.unload(row, instance, f"{name} unloaded it.", now)
+            steps.unload(row, instance, f"{name} unloaded it.", now)
         text = f"{name} unloaded the instances of {row.name}"
         audit.note("MODEL_UNLOAD", text, by=name, now=now, subject=_subject(row))
         wake("scheduler")
@@ -123,7 +122,7 @@ def replace_failing(instance_id: int, reason: str, now: datetime) -> bool:
     # It is stopped: its server would fail again after a sleep.
     ModelInstance.objects.filter(pk=row.pk).update(sleep_level=0)
     change = Change(state=InstanceState.DRAINING, reason=reason, is_failure=True)
-    effects.apply(row.service, row, change, now)
+    steps.apply(row.service, row, change, now)
     wake("scheduler")
     wake("models")
     return True

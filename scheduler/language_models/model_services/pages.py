@@ -24,11 +24,10 @@ from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
 from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.facts.units import parse_duration
-from scheduler.language_models.model_services import actions, rows
+from scheduler.language_models.model_services import actions, rows, steps
 from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS, ModelField
 from scheduler.language_models.model_services.policy.lifecycle import Prediction
-from scheduler.language_models.model_services.steps import effects
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
@@ -387,9 +386,9 @@ def _stored(form: NewModelForm, person: User) -> ModelService | None:
 
 def _checked(form: NewModelForm) -> dict[str, Any]:
     try:
-        result = effects.dry_run(form.columns(), form.model_source())
+        result = steps.dry_run(form.columns(), form.model_source())
     except MissingAccount as error:
-        return {"findings": [effects.Finding(str(error), False)]}
+        return {"findings": [steps.Finding(str(error), False)]}
     is_ready = all(finding.is_ok is not False for finding in result.findings)
     argv = shlex.join(result.argv)
     return {"findings": result.findings, "argv": argv, "is_ready": is_ready}

@@ -19,7 +19,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
-from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services import rows, steps
 from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy import lifecycle
 from scheduler.language_models.model_services.policy.lifecycle import (
@@ -32,7 +32,6 @@ from scheduler.language_models.model_services.policy.lifecycle import (
 )
 from scheduler.language_models.model_services.probes import HealthProbe, free_port, is_taken, uid_of
 from scheduler.language_models.model_services.rows import Attempts
-from scheduler.language_models.model_services.steps import effects
 from scheduler.models import Attempt, Job, ModelInstance, ModelService
 from scheduler.runner import accounts
 from scheduler.runner.accounts import Account
@@ -94,7 +93,7 @@ class ModelStep:
                     [fact for _, fact in view.instances],
                     now,
                     scripts_wait=bool(scripts_wait),
-                    others_boot=effects.evicted_one_boots(view.row),
+                    others_boot=steps.evicted_one_boots(view.row),
                 ),
                 now,
             ),
@@ -209,7 +208,7 @@ class ModelStep:
         answered: set[int],
         now: datetime,
     ) -> bool:
-        placed = [(row, attempt) for row, _, attempt, _ in changes if effects.is_news(row, attempt)]
+        placed = [(row, attempt) for row, _, attempt, _ in changes if steps.is_news(row, attempt)]
         due = [(row, change) for row, _, _, change in changes if change is not None]
         checked = [row for row, fact, _, _ in changes if row.pk in answered]
         asleep = [
@@ -221,15 +220,15 @@ class ModelStep:
             return False
         with self._guard():
             for row, attempt in placed:
-                effects.follow(view.row, row, attempt)
+                steps.follow(view.row, row, attempt)
             for row in checked:
-                effects.note_answer(row, now)
+                steps.note_answer(row, now)
             for row in asleep:
-                effects.judge_sleep(view.row, row, now)
+                steps.judge_sleep(view.row, row, now)
             for row, change in due:
-                effects.apply(view.row, row, change, now)
+                steps.apply(view.row, row, change, now)
             if not due:
-                effects.apply_scale(view.row, wanted, now)
+                steps.apply_scale(view.row, wanted, now)
         return bool(placed or due or wanted.boot or wanted.unload)
 
 

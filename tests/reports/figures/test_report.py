@@ -17,7 +17,7 @@ from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
 from reports.figures.policy import people
 from reports.figures.policy.violations import ReportPolicy, above_entitlement, line, use_line
-from reports.figures.rows import sections
+from reports.figures.rows import work
 from reports.periods import policy as periods
 from reports.render import charts
 from reports.render.actions import page_context
@@ -510,8 +510,8 @@ def test_a_section_that_fails_leaves_the_others_in_the_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = Table(key="batches", title="Batches", head=("Batch",), rows=(("1 video",),))
-    monkeypatch.setattr(sections, "models", lambda *_: 1 / 0)
-    monkeypatch.setattr(sections, "batches", lambda *_: table)
+    monkeypatch.setattr(work, "models", lambda *_: 1 / 0)
+    monkeypatch.setattr(work, "batches", lambda *_: table)
 
     assert report().sections == (table,)
 

@@ -7,7 +7,7 @@ from django.contrib.auth.models import Group, User
 
 from monitor.owners.identity.policy import Viewer
 from reports.figures.facts import Table
-from reports.figures.rows import sections
+from reports.figures.rows import work
 from reports.periods import policy as periods
 from scheduler.models import Batch, ModelUse
 from tests.builders import NOW
@@ -47,7 +47,7 @@ def test_requests_to_models_are_added_up_over_users_and_hours_of_the_period() ->
     asked("bob", 2)
     asked("bob", 30)
 
-    table = sections.models(PERIOD, periods.scope("all"))
+    table = work.models(PERIOD, periods.scope("all"))
 
     assert rows(table) == (("llama", 30, 3, 0, 300, 0),)
 
@@ -58,15 +58,15 @@ def test_requests_of_a_user_or_a_group_are_theirs_alone(alice: User) -> None:
     alice.groups.add(Group.objects.create(name="vision"))
 
     for scope in ("user:alice", "group:vision"):
-        table = sections.models(PERIOD, periods.scope(scope))
+        table = work.models(PERIOD, periods.scope(scope))
         assert rows(table)[0][1] == 10
 
 
 def test_a_report_without_requests_or_batches_has_no_such_section() -> None:
     everything = periods.scope("all")
 
-    assert sections.models(PERIOD, everything) is None
-    assert sections.batches(PERIOD, everything, OPERATOR) is None
+    assert work.models(PERIOD, everything) is None
+    assert work.batches(PERIOD, everything, OPERATOR) is None
 
 
 def test_a_gpu_has_neither_requests_nor_batches(alice: User) -> None:
@@ -75,8 +75,8 @@ def test_a_gpu_has_neither_requests_nor_batches(alice: User) -> None:
 
     gpu = periods.scope("gpu:GPU-1")
 
-    assert sections.models(PERIOD, gpu) is None
-    assert sections.batches(PERIOD, gpu, OPERATOR) is None
+    assert work.models(PERIOD, gpu) is None
+    assert work.batches(PERIOD, gpu, OPERATOR) is None
 
 
 def test_batches_that_ran_in_the_period_are_listed_newest_first(alice: User) -> None:
@@ -84,7 +84,7 @@ def test_batches_that_ran_in_the_period_are_listed_newest_first(alice: User) -> 
     old = batch(alice, 90, ended_hours_ago=1)
     running = batch(alice, 5)
 
-    table = sections.batches(PERIOD, periods.scope("all"), OPERATOR)
+    table = work.batches(PERIOD, periods.scope("all"), OPERATOR)
 
     assert [row[0] for row in rows(table)] == [f"{each.pk} transcripts" for each in (running, old)]
 
@@ -93,6 +93,6 @@ def test_a_user_sees_no_batches_of_others(alice: User, bob: User) -> None:
     batch(alice, 2)
     batch(bob, 2)
 
-    table = sections.batches(PERIOD, periods.scope("all"), Viewer("alice"))
+    table = work.batches(PERIOD, periods.scope("all"), Viewer("alice"))
 
     assert [row[1] for row in rows(table)] == ["alice"]

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from gpucoord_site.http.endpoint_transport import LimitedProtocol
+from gpucoord_site.http.transport import LimitedProtocol
 from scheduler.facts.model_services import ModelNames
 from scheduler.facts.prompts import Instance, Service
 from scheduler.language_models.model_proxy.api import app

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -16,15 +20,82 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from gpucoord_site.documentation import library
+from gpucoord_site import documentation
 from gpucoord_site.models import WelcomeHidden
-from gpucoord_site.welcome import first_job
+from monitor.facts.accounts import LocalAccounts
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel
+from monitor.owners.accounts import rows
 from scheduler.facts.model_services import OWNER
+from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import forms
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import Job, Quota
+from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
+
+# The first job of a user: the line that submits it, and the job once it has arrived.
+
+
+NAME = "first-job"
+SHOWN_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class FirstJob:
+    """The newest job of a user. sentence: why it waits or how it ended. output: its last lines."""
+
+    line: JobLine
+    sentence: str
+    output: str
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.line.is_open
+
+
+def line() -> str:
+    """The line for a terminal."""
+    return forms.example().line(f"--name {NAME}")
+
+
+def terminal_account(user: User) -> str:
+    """The OS account that logs this user in at a terminal of the server; "" if none does."""
+    rule = settings.CONFIG.local_rule.accounts
+    account = rows.name_of(user) or ""
+    # With OWN, the commands of other accounts are refused.
+    is_refused = rule is LocalAccounts.OWN and _uid_of(account) != os.geteuid()
+    if rule is LocalAccounts.NONE or is_refused or _uid_of(account) is None:
+        return ""
+    return account
+
+
+def newest(user: User) -> FirstJob | None:
+    """None: the user has submitted no job. Items of batches do not count."""
+    job = job_views.jobs().filter(owner=user, batch_items=None).order_by("-pk").first()
+    if job is None:
+        return None
+    line = job_lines.lines([job])[0]
+    log = job_page.shown_log(job, Path(settings.DATA)) if job.started_at else None
+    output = "\n".join(log.text.splitlines()[-SHOWN_LINES:]) if log else ""
+    return FirstJob(line, job_page.sentence(line), output)
+
+
+def submit_first_job(user: User, now: datetime) -> Job:
+    """Submit the same job from the page. Raises UnableToSubmit."""
+    example = forms.example()
+    fields = {"command": example.command, "gpus": example.gpus, "name": NAME}
+    return intake.submit(fields, user, now)
+
+
+def _uid_of(account: str) -> int | None:
+    """None: this host has no such account."""
+    try:
+        return pwd.getpwnam(account).pw_uid
+    except KeyError:
+        return None
 
 
 @require_safe
@@ -45,9 +116,9 @@ def welcome(request: HttpRequest) -> HttpResponse:
     user = _user(request)
     context = {
         "command": forms.example().command,
-        "terminal_line": first_job.line(),
-        "account": first_job.terminal_account(user),
-        "job": first_job.newest(user),
+        "terminal_line": line(),
+        "account": terminal_account(user),
+        "job": newest(user),
     }
     return render(request, "welcome/first_job.html", context)
 
@@ -56,7 +127,7 @@ def welcome(request: HttpRequest) -> HttpResponse:
 def submit(request: HttpRequest) -> HttpResponse:
     """Submit the first job from the page."""
     try:
-        first_job.submit(_user(request), timezone.now())
+        submit_first_job(_user(request), timezone.now())
     except UnableToSubmit as error:
         for refusal in error.refusals:
             messages.error(request, refusal.text)
@@ -187,7 +258,7 @@ def _backup() -> SetupStep:
         fact = "A timer of systemd makes a backup every day."
     else:
         fact = "No timer of systemd makes backups of the database and the secret key."
-    url = library.url_of("operators/backup")
+    url = documentation.url_of("operators/backup")
     return SetupStep("Backup timer on", fact, is_on, url, "How to enable it")
 
 
