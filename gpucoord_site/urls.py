@@ -9,11 +9,12 @@ from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 from django.urls.resolvers import RoutePattern, URLResolver
 
-from gpucoord_site import documentation, welcome
+from gpucoord_site import welcome
 from gpucoord_site.accounts import login_link, people_pages
 from gpucoord_site.accounts import views as account_views
 from gpucoord_site.accounts.login_link import OpenInvitation
 from gpucoord_site.apps import load_admin
+from gpucoord_site.documentation import views as documentation
 from gpucoord_site.http import api_docs
 from gpucoord_site.http import metrics as metrics_view
 
@@ -38,9 +39,9 @@ urlpatterns = [
     path("", include("monitor.urls")),
     path("", include("scheduler.urls")),
     path("", include("reports.urls")),
-    path("docs/", documentation.index_page, name="docs"),
+    path("docs/", documentation.index, name="docs"),
     path("docs/command-line/", documentation.command_line, name="docs-command-line"),
-    path("docs/<path:name>/", documentation.chapter_page, name="docs-chapter"),
+    path("docs/<path:name>/", documentation.chapter, name="docs-chapter"),
     path("api/docs/", api_docs.docs, name="api-docs"),
     Later(RoutePattern("api/"), "gpucoord_site.http.api", app_name="ninja", namespace="api"),
     path("start/", welcome.start, name="start"),

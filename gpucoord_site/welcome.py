@@ -20,13 +20,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from gpucoord_site import documentation
+from gpucoord_site.documentation import library
 from gpucoord_site.models import WelcomeHidden
 from monitor.facts.accounts import LocalAccounts
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel
 from monitor.owners.accounts import rows
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import forms
 from scheduler.jobs.pages import lines as job_lines
@@ -258,7 +258,7 @@ def _backup() -> SetupStep:
         fact = "A timer of systemd makes a backup every day."
     else:
         fact = "No timer of systemd makes backups of the database and the secret key."
-    url = documentation.url_of("operators/backup")
+    url = library.url_of("operators/backup")
     return SetupStep("Backup timer on", fact, is_on, url, "How to enable it")
 
 

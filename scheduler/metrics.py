@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db.models import Count, Min, QuerySet
 
 from monitor.journal.rows import counters
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from monitor.runtime.rows.extensions import parts
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import rows as runs

@@ -15,7 +15,7 @@ from gpucoord_site.models import ExternalLogin
 from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
 from monitor.owners.accounts import rows as os_accounts
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
 from monitor.journal.rows import audit
 from monitor.owners.accounts import policy, rows
 from monitor.owners.accounts.probes import PeerReader, credentials
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 
 TOKEN, LINK = "token", "link"
 LIVES = timedelta(minutes=10)

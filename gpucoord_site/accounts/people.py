@@ -20,7 +20,7 @@ from django.utils.http import urlsafe_base64_encode
 from monitor.api import InvalidInput
 from monitor.journal.rows import audit
 from monitor.owners.accounts import rows
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.limits.quotas import actions as quotas
 
 ADDED = "added by an operator"

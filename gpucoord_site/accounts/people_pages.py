@@ -32,8 +32,8 @@ from monitor.models import ApiToken, OsAccount
 from monitor.owners.accounts import rows as os_accounts
 from monitor.owners.identity.probes.credentials import account_ranges
 from monitor.usage.history.pages.content import window as history_window
-from monitor.usage.rows import sums
-from scheduler.facts.model_services import OWNER
+from monitor.usage.rows import processes
+from scheduler.facts.language_models import OWNER
 from scheduler.limits.quotas import actions as quotas
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.models import Quota
@@ -339,10 +339,10 @@ def _page(
     return render(request, "people/person.html", context, status=status)
 
 
-def _usage(user: User, now: datetime) -> sums.UsageTotals:
+def _usage(user: User, now: datetime) -> processes.UsageTotals:
     """The GPU use of the last 7 days."""
     week = history_window({"range": "7d"}, now)
-    return sums.total(sums.by_gpu(user.get_username(), week))
+    return processes.total(processes.by_gpu(user.get_username(), week))
 
 
 def _invitations(request: HttpRequest, invited: list[people.Invited]) -> HttpResponse:

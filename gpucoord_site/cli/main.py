@@ -342,16 +342,16 @@ TOPICS = "topics"
 
 def print_topic(argv: Sequence[str]) -> int:
     """Print the chapter of the words, such as `first job`. Returns 2 if there is none."""
-    from gpucoord_site import documentation
+    from gpucoord_site.documentation import library
 
     topic = "-".join(argv)
     if topic == TOPICS:
         sys.stdout.write("\n".join(_list()) + "\n")
         return 0
     try:
-        text = documentation.source(documentation.find(topic))
-    except documentation.NoChapter:
-        names = [PurePosixPath(entry.name).name for entry in documentation.index()]
+        text = library.source(library.find(topic))
+    except library.NoChapter:
+        names = [PurePosixPath(entry.name).name for entry in library.index()]
         close = get_close_matches(topic, names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         sys.stderr.write(
@@ -364,22 +364,22 @@ def print_topic(argv: Sequence[str]) -> int:
 
 
 def is_topic(words: Sequence[str]) -> bool:
-    from gpucoord_site import documentation
+    from gpucoord_site.documentation import library
 
     topic = "-".join(words)
     try:
-        documentation.find(topic)
-    except documentation.NoChapter:
+        library.find(topic)
+    except library.NoChapter:
         return topic == TOPICS
     return True
 
 
 def _list() -> Iterator[str]:
-    from gpucoord_site import documentation
+    from gpucoord_site.documentation import library
 
     group = ""
-    for entry in documentation.index():
+    for entry in library.index():
         if entry.group != group:
             group = entry.group
-            yield f"\n{group}" if group != documentation.index()[0].group else group
+            yield f"\n{group}" if group != library.index()[0].group else group
         yield f"  {entry.name:<32}  {entry.title}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpucoord_site.cli import instances, local_login
 from gpucoord_site.cli.parsing import Parser
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 
 START_S = 60.0
 PAUSE_S = 0.5

@@ -16,10 +16,16 @@ from django.contrib.auth.models import User
 
 from monitor.gpus.sampling.probes.simulated.scenario import NAME
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.facts.model_services import InstanceState, PredictionMode, Role
-from scheduler.facts.prompts import NewPrompt, PromptStatus, PromptType
+from scheduler.facts.language_models import (
+    InstanceState,
+    NewPrompt,
+    PredictionMode,
+    PromptStatus,
+    PromptType,
+    Role,
+)
 from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.language_models.prompts import actions as prompts
+from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import (
     Job,
     ModelBoot,

@@ -130,7 +130,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 
 
 def _too_many(_request: HttpRequest, error: TooManyRequests) -> HttpResponse:
-    response = problems.response(429, str(error))
+    response = problems.problem_response(429, str(error))
     response["Retry-After"] = str(error.seconds)
     return response
 

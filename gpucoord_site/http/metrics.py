@@ -22,8 +22,8 @@ from gpucoord_site import __version__
 from gpucoord_site.http import security_log
 from gpucoord_site.http.client_address import is_within
 from monitor.owners.accounts import rows
-from monitor.pages.metrics import collector as monitor_metrics
-from monitor.pages.metrics.gpus import Families
+from monitor.pages import metrics as monitor_metrics
+from monitor.pages.metrics import Families
 from monitor.runtime.rows.extensions import parts
 from scheduler import metrics as scheduler_metrics
 

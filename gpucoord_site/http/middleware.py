@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.decorators import sync_and_async_middleware
 
 from gpucoord_site import welcome
-from gpucoord_site.documentation import chapter_of
+from gpucoord_site.documentation.library import chapter_of
 from monitor.incidents.pages.badges import alert_count
 from scheduler.limits.throttle.pages import badge
 

@@ -128,7 +128,9 @@ def address_of(scope: Mapping[str, Any]) -> str:
     peer = str((scope.get("client") or ("",))[0])
     forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
     chain = b",".join(forwarded).decode("latin-1")
-    return client_address.network_of(client_address.find(peer, chain, settings.CONFIG.proxy_networks))
+    return client_address.network_of(
+        client_address.find(peer, chain, settings.CONFIG.proxy_networks)
+    )
 
 
 def _rate_limit() -> Callable[[int], float]:

@@ -22,7 +22,7 @@ from django.utils import timezone
 from gpucoord_site.service import loops
 from gpucoord_site.service.lifeline import Lifeline
 from gpucoord_site.service.logs import masked
-from monitor.gpus.policy.hangs import hang_text
+from monitor.gpus.sampling.policy import hang_text
 from monitor.gpus.sampling.probes.nvml.calls import patience_s
 from monitor.journal.rows import events
 from monitor.models import Lease

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from monitor.facts.formats import first_few
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.usage.history.pages.chart_panels import HeatCell
-from monitor.usage.rows.sums import UsageRow
+from monitor.usage.rows.processes import UsageRow
 
 register = template.Library()
 DAY_S = 86_400

@@ -26,7 +26,7 @@ from monitor.owners.identity.policy import Viewer
 from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
 from monitor.runtime.pages import switched_off
-from monitor.usage.rows.sums import UsageTotals
+from monitor.usage.rows.processes import UsageTotals
 
 register = template.Library()
 WHY_UNKNOWN = "Unknown: not reported"

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, QuerySet
 
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from monitor.runtime.rows.prepared import compiled_once
 from reports.capacity import step
 from reports.capacity.policy.demand import requested

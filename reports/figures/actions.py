@@ -21,8 +21,7 @@ from monitor.thresholds import rows as thresholds
 from reports.figures.facts import GpuFigures, GpuHours, Report, TrendPoint, UserFigures, Violation
 from reports.figures.policy import advice, jobs, people
 from reports.figures.policy import people as privacy
-from reports.figures.policy.ledger import Ledger
-from reports.figures.policy.occupancy import spans
+from reports.figures.policy.ledger import Ledger, spans
 from reports.figures.policy.violations import (
     COVERAGE_PCT,
     HIGH_PCT,

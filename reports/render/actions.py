@@ -21,7 +21,7 @@ from reports.figures.policy import advice
 from reports.figures.policy.violations import line, use_line
 from reports.render import charts, codec
 from reports.render.charts import Picture
-from reports.render.engines import csv_file, pdf, xlsx
+from reports.render.engines import pdf, table_files
 from reports.render.wording import brief, tables
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
@@ -268,11 +268,11 @@ def _json(report: Report) -> bytes:
 
 
 def _csv(report: Report) -> bytes:
-    return csv_file.table(CSV_COLUMNS, (codec.user(row) for row in report.users))
+    return table_files.table(CSV_COLUMNS, (codec.user(row) for row in report.users))
 
 
 def _xlsx(report: Report) -> bytes:
-    return xlsx.workbook(texts.lines(report), tables.tables(report))
+    return table_files.workbook(texts.lines(report), tables.tables(report))
 
 
 def _html(report: Report) -> bytes:

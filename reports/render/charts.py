@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from monitor.owners.looks.policy import Look
 from monitor.usage.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
-from reports.figures.policy.occupancy import IDLE_PCT
+from reports.figures.policy.ledger import IDLE_PCT
 from reports.render.wording.tables import (
     WEEKDAYS,
     in_zone,

@@ -5,8 +5,16 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 from monitor.facts.formats import in_utc
-from scheduler.facts.model_services import ENDED, InstanceState, ModelNames, PredictionMode, Role
-from scheduler.facts.prompts import OPEN, PromptStatus, PromptType
+from scheduler.facts.language_models import (
+    ENDED,
+    OPEN,
+    InstanceState,
+    ModelNames,
+    PredictionMode,
+    PromptStatus,
+    PromptType,
+    Role,
+)
 
 GPU_KIND = 120
 

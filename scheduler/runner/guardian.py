@@ -1,26 +1,36 @@
-"""Edge: a small process above a runner, so that no single death loses an exit code.
+"""Edge: watch a job to its end: its exit, a time limit, a request to stop or to yield, leftovers.
 
-    guardian -> runner -> the job's first process
-
-The guardian waits for its runner. If the runner is killed, the job's processes become children of
-the guardian, which takes over as the runner. If the guardian is killed, the runner goes on alone.
-Only when both are killed is the exit code unknown. The guardian is forked ahead with its runner,
-so a job's start does not wait for it.
+The runner is the subreaper of all that the job starts: when it has no child left, the job
+has none.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.runner import process_tree
+from scheduler.runner.confine.confinement import Confinement
 from scheduler.runner.process_tree import GUARDIAN, ProcessInfo
+
+# Edge: a small process above a runner, so that no single death loses an exit code.
+#
+#     guardian -> runner -> the job's first process
+#
+# The guardian waits for its runner. If the runner is killed, the job's processes become children
+# of the guardian, which takes over as the runner. If the guardian is killed, the runner goes on
+# alone. Only when both are killed is the exit code unknown. The guardian is forked ahead with its
+# runner, so a job's start does not wait for it.
+
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -158,3 +168,168 @@ def _wait_status(ended: os.waitid_result) -> int:
     if ended.si_code == os.CLD_EXITED:
         return (ended.si_status & 0xFF) << 8
     return ended.si_status | (0x80 if ended.si_code == os.CLD_DUMPED else 0)
+
+
+LEFTOVER_GRACE_S = 2.0
+KILL_AGAIN_S = 1.0
+# From SIGTERM to SIGKILL, however late it was asked to yield.
+LEAST_GRACE_S = 1.0
+# A deadline that has moved by less is the same one.
+SAME_S = 0.05
+HANDLED_SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1})
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnding:
+    status: int
+    stopped: str | None
+    yielded: bool = False
+
+
+class Watch:
+    """`run()` returns when no process of the job is left. HEARD must be blocked."""
+
+    def __init__(
+        self,
+        job: GuardedJob,
+        *,
+        time_limit_s: float | None,
+        grace_s: float,
+        pass_on_yield: Callable[[], float | None],
+        confinement: Confinement,
+    ) -> None:
+        self._job = job
+        self._leader = job.leader
+        self._confinement = confinement
+        self._grace_s = grace_s
+        self._limit_at = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._pass_on_yield = pass_on_yield
+        # When it must have left, once it was asked to, and when it gets SIGTERM.
+        self._leave_at: float | None = None
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._stopped: str | None = None
+        self._termed_at = 0.0
+        self._leftovers_told = False
+        # Processes that have been sent SIGTERM, by pid and start ticks: once is enough.
+        self._terminated: set[tuple[int, int]] = set()
+
+    def take_over(self, status: int | None, stopped: str | None) -> None:
+        """Continue for a runner that has died, with its state."""
+        self._job.status = status
+        if (left := self._pass_on_yield()) is not None:
+            self._set_leave(left)
+        if stopped is not None:
+            self._stop(stopped)
+
+    def run(self) -> JobEnding:
+        heard = None
+        while True:
+            childless = self._job.reap()
+            if self._job.status is not None and childless:
+                return JobEnding(self._job.status, self._stopped, self._leave_at is not None)
+            if self._job.status is not None:
+                self._end_leftovers()
+            elif heard == signal.SIGTERM:
+                self._stop("asked")
+            elif self._is_over(self._limit_at):
+                self._stop("time_limit")
+            elif self._confinement.is_over_memory:
+                self._stop("memory")
+            else:
+                self._let_yield(heard == signal.SIGUSR1)
+            if self._is_over(self._kill_at):
+                self._kill()
+            heard = self._wait()
+
+    def _wait(self) -> int | None:
+        runs_on = self._stopped is None and self._job.status is None
+        ends = (self._limit_at, self._term_at) if runs_on else ()
+        due = [at for at in (*ends, self._kill_at, self._confinement.beat()) if at is not None]
+        if not due:
+            return signal.sigwaitinfo(HANDLED_SIGNALS).si_signo
+        received = signal.sigtimedwait(HANDLED_SIGNALS, max(0.0, min(due) - time.monotonic()))
+        return received.si_signo if received else None
+
+    def _let_yield(self, is_asked: bool) -> None:
+        """Notify the job, so that it can leave by itself; stop it at the deadline."""
+        if is_asked and (left := self._pass_on_yield()) is not None:
+            self._set_leave(left)
+        if self._is_over(self._term_at):
+            self._stop("yield")
+        if self._stopped == "yield" and self._leave_at is not None and self._kill_at is not None:
+            self._kill_at = min(self._kill_at, max(self._leave_at, self._termed_at + LEAST_GRACE_S))
+
+    def _set_leave(self, left_s: float) -> None:
+        """SIGTERM comes a grace before the end, but not in the first half of the time."""
+        if left_s == math.inf:
+            if self._stopped is None:
+                self._leave_at = self._term_at = None
+                self._confinement.cap_again()
+            return
+        leave_at = time.monotonic() + left_s
+        if self._leave_at is None or abs(leave_at - self._leave_at) > SAME_S:
+            self._leave_at = leave_at
+            # It needs its time now, to save its work.
+            self._confinement.let_go()
+            self._term_at = leave_at - min(self._grace_s, left_s / 2)
+
+    def _stop(self, why: str) -> None:
+        if self._stopped is not None:
+            return
+        self._stopped = why
+        self._job.stopping(why)
+        self._termed_at = time.monotonic()
+        self._kill_at = self._termed_at + self._grace_s
+        self._confinement.let_go()
+        self._terminate()
+
+    def _terminate(self) -> None:
+        """Send SIGTERM once to each process that the job has now, whatever session it is in.
+
+        A process that is started later gets none: it may be saving the job's work.
+        """
+        processes = self._job.processes()
+        # One call for the leader's group: no fork in between escapes it.
+        # Its number is its own until it is collected.
+        if self._job.status is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._leader, signal.SIGTERM)
+        is_told = self._job.status is None
+        others = [p for p in processes if not is_told or p.group != self._leader]
+        process_tree.signal_all(others, signal.SIGTERM)
+        process_tree.signal_all(processes, signal.SIGCONT)
+        self._terminated |= {(p.pid, p.start_ticks) for p in processes}
+
+    @staticmethod
+    def _is_over(at: float | None) -> bool:
+        return at is not None and time.monotonic() >= at
+
+    def _end_leftovers(self) -> None:
+        """The first process has ended, so the job is over: end the processes that remain.
+
+        A job that was stopped keeps its whole grace period: a shell ends before its program.
+        """
+        if self._leftovers_told:
+            return
+        self._leftovers_told = True
+        self._confinement.let_go()
+        self._limit_at = None
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + min(self._grace_s, LEFTOVER_GRACE_S)
+        remaining = self._job.processes()
+        process_tree.signal_all(filter(self._needs_sigterm, remaining), signal.SIGTERM)
+
+    def _needs_sigterm(self, process: process_tree.ProcessInfo) -> bool:
+        """Not those that handle it already.
+
+        One that does not handle it, and still lives, may have lost it between its fork and exec.
+        """
+        is_new = (process.pid, process.start_ticks) not in self._terminated
+        return is_new or not process_tree.handles_signal(process.pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """Again and again until nothing is left: new ones may be born meanwhile."""
+        self._confinement.kill()
+        process_tree.signal_all(self._job.processes(), signal.SIGKILL)
+        self._kill_at = time.monotonic() + KILL_AGAIN_S

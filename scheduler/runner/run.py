@@ -29,16 +29,18 @@ from scheduler.runner import attempt_files, files, launch, process_tree, yield_f
 from scheduler.runner.attempt_files import own_claim
 from scheduler.runner.confine.confinement import Confinement
 from scheduler.runner.guardian import (
+    HANDLED_SIGNALS,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_NAME,
     RUNNER,
     GuardedJob,
+    JobEnding,
     RunnerState,
+    Watch,
     become_runner,
 )
 from scheduler.runner.launch import HELD, Child
 from scheduler.runner.spec import TEXT_LIMIT, Claimed, Result, Spec, Started
-from scheduler.runner.watch import HANDLED_SIGNALS, JobEnding, Watch
 
 MOST_DESCRIPTORS = 4096
 NOWHERE = Path("/proc/self/nowhere")

@@ -9,7 +9,7 @@ from django.utils.safestring import SafeString
 
 from monitor.facts.formats import part
 from monitor.runtime.rows.extensions import parts
-from scheduler.facts.prompts import DayUse
+from scheduler.facts.language_models import DayUse
 from scheduler.limits.quotas.pages import QuotaFigure, decided_elsewhere
 
 register = template.Library()

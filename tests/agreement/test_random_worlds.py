@@ -20,8 +20,8 @@ from time_machine import TimeMachineFixture
 from gpucoord_site.cli import jobs as jobs_command
 from gpucoord_site.cli import quota as quota_command
 from monitor.facts.formats import part
-from monitor.pages.metrics import collector
-from monitor.pages.metrics.gpus import Families
+from monitor.pages import metrics as collector
+from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.timeline import pages as timeline

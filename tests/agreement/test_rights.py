@@ -22,8 +22,8 @@ from monitor.incidents.pages import badges
 from monitor.incidents.pages.listing import REGION
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
-from monitor.pages.metrics import collector
-from monitor.pages.metrics.gpus import Families
+from monitor.pages import metrics
+from monitor.pages.metrics import Families
 from reports.figures.actions import build
 from reports.periods import policy as periods
 from scheduler.facts.jobs import Requirement
@@ -121,7 +121,7 @@ def test_each_door_counts_the_same_open_incidents(rows: list[tuple[str, bool, bo
     open_now = [severity for severity, _, is_muted in rows if not is_muted]
     loaded = REGION.load(now)
     families = Families()
-    collector.add_incidents(families, ["box"])
+    metrics.add_incidents(families, ["box"])
     harms = any(severity != "info" for severity in open_now)
 
     assert badges.current(now).open == len(open_now)

@@ -18,7 +18,7 @@ from time_machine import TimeMachineFixture
 from gpucoord_site.cli import jobs as jobs_command
 from gpucoord_site.cli import why as why_command
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview

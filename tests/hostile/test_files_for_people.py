@@ -19,7 +19,7 @@ from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.periods import policy as periods
 from reports.render.actions import render
-from reports.render.engines.csv_file import harmless
+from reports.render.engines.table_files import harmless
 from tests.builders import NOW
 from tests.reports.made import ran, watched_gpu
 

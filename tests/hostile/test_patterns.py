@@ -30,7 +30,7 @@ MOST_FACTOR = 3.0
 # Patterns that are made when they are used, with one that stands for them.
 MADE = {
     ("gpucoord_site/cli/script_files.py", "f'{MARK}(\\\\s|$)'"): r"#GPUCOORD(\s|$)",
-    ("gpucoord_site/documentation.py", "f'(?<!\\\\w){re.escape(word)}'"): r"(?<!\w)quota",
+    ("gpucoord_site/documentation/library.py", "f'(?<!\\\\w){re.escape(word)}'"): r"(?<!\w)quota",
     ("gpucoord_site/http/handler.py", "b'(?:^|;\\\\s*)' + name + b'=([^;]+)'"): (
         r"(?:^|;\s*)gpucoord_session=([^;]+)"
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 
 
 class Scrape:

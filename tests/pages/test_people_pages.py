@@ -12,7 +12,7 @@ from django.test import Client
 from gpucoord_site.accounts import people_pages
 from monitor.models import ApiToken, AuditEntry
 from monitor.owners.accounts import rows
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.models import Quota
 from tests import jobs_made
 from tests.builders import NOW

@@ -12,7 +12,7 @@ from django.test import Client
 from gpucoord_site import welcome
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel, OsAccount
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.models import Job, Quota
 from tests import jobs_made
 from tests.builders import NOW, PASSWORD, gpu, snapshot

@@ -13,7 +13,7 @@ from monitor.facts.accounts import TokenScope, up_to
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import AuditEntry
 from monitor.owners.accounts import rows
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from monitor.incidents.policy.enforcement import RUN_S
 from monitor.models import Incident, Message, PolicyValues, Response
-from scheduler.dispatch.controller.steps.enforcement import Enforcement
+from scheduler.dispatch.steps.enforcement import Enforcement
 from scheduler.runner import process_tree
 from scheduler.runner.enforce import caps
 from scheduler.runner.enforce.actions import ProcessControl, Target

@@ -19,7 +19,7 @@ from monitor.runtime.rows.leases import LeaseLost
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job
-from scheduler.runner import account_lookup, attempt_files, files, process_tree
+from scheduler.runner import accounts, attempt_files, files, process_tree
 from tests.builders import GIB, gpu_uuid, host, snapshot
 from tests.processes.attempts import is_running, wait_for
 from tests.processes.scheduling import (
@@ -214,8 +214,8 @@ def test_a_job_starts_when_the_directory_of_its_account_is_back(
     data: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, db: None
 ) -> None:
     answers = {"away": -1}
-    monkeypatch.setattr(account_lookup, "directories", lambda: ["away"])
-    monkeypatch.setattr(account_lookup, "status", lambda service, _: answers[service])
+    monkeypatch.setattr(accounts, "directories", lambda: ["away"])
+    monkeypatch.setattr(accounts, "status", lambda service, _: answers[service])
     settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
     scheduler = Scheduler()
     try:

@@ -16,7 +16,7 @@ import pytest
 from django.utils import timezone
 
 from monitor.models import Event
-from scheduler.facts.model_services import InstanceState
+from scheduler.facts.language_models import InstanceState
 from scheduler.language_models.model_services import rows
 from scheduler.models import Attempt, ModelBoot, ModelInstance, ModelService
 from scheduler.runner import process_tree

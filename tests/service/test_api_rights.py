@@ -14,7 +14,7 @@ from monitor.facts.accounts import TokenScope, up_to
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import ApiToken
 from monitor.owners.accounts import rows
-from scheduler.facts.prompts import NewPrompt
+from scheduler.facts.language_models import NewPrompt
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import IdleTemplate, ModelService
 from scheduler.submission.batches.rows import batches as batch_rows

@@ -12,22 +12,22 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from gpucoord_site import documentation
 from gpucoord_site.cli import main
-from gpucoord_site.documentation import CHAPTERS
+from gpucoord_site.documentation import library
+from gpucoord_site.documentation.library import CHAPTERS
 from monitor.models import OsAccount
 from monitor.owners.accounts import rows
 from tests.builders import NOW
 from tests.service.test_papers import _anchors
 
-DOCS = documentation.FOLDER
-NAMES = sorted(documentation.names())
+DOCS = library.FOLDER
+NAMES = sorted(library.names())
 AsUser = Callable[[User], Client]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_chapter_has_a_title_and_anchors_as_its_links_name_them(name: str) -> None:
-    chapter = documentation.chapter(name)
+    chapter = library.chapter(name)
 
     assert chapter.html.startswith("<h1 id=")
     assert {heading.anchor for heading in chapter.headings} <= _anchors(DOCS / f"{name}.md")
@@ -35,9 +35,9 @@ def test_each_chapter_has_a_title_and_anchors_as_its_links_name_them(name: str) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_links_between_chapters_lead_to_pages(name: str) -> None:
-    links = re.findall(r'href="([^"]*)"', documentation.chapter(name).html)
+    links = re.findall(r'href="([^"]*)"', library.chapter(name).html)
     inside = [link.partition("#") for link in links if "://" not in link]
-    here = documentation.url_of(name)
+    here = library.url_of(name)
 
     assert [link for link in inside if link[2] not in _all_anchors().get(link[0] or here, ())] == []
 
@@ -45,30 +45,27 @@ def test_links_between_chapters_lead_to_pages(name: str) -> None:
 @cache
 def _all_anchors() -> dict[str, set[str]]:
     return {
-        documentation.url_of(name): {
-            "",
-            *(heading.anchor for heading in documentation.chapter(name).headings),
-        }
+        library.url_of(name): {"", *(heading.anchor for heading in library.chapter(name).headings)}
         for name in NAMES
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_in_a_chapter_needs_more_than_the_strict_csp(name: str) -> None:
-    assert not re.search(r"<script|<style| style=| on[a-z]+=", documentation.chapter(name).html)
+    assert not re.search(r"<script|<style| style=| on[a-z]+=", library.chapter(name).html)
 
 
 def test_columns_of_numbers_keep_their_alignment_without_styles() -> None:
-    tokens = documentation._markdown().parse("| a | b |\n| --- | ---: |\n| x | 1 |\n")
-    list(documentation._prepared(tokens, documentation.INDEX))
+    tokens = library._markdown().parse("| a | b |\n| --- | ---: |\n| x | 1 |\n")
+    list(library._prepared(tokens, library.INDEX))
 
-    html = documentation._markdown().renderer.render(tokens, documentation._markdown().options, {})
+    html = library._markdown().renderer.render(tokens, library._markdown().options, {})
 
     assert '<td class="num">1</td>' in html
 
 
 def test_markup_in_a_source_is_text() -> None:
-    html = documentation._markdown().render("<b>x</b> [y](javascript:alert(1))\n\n    <i>\n")
+    html = library._markdown().render("<b>x</b> [y](javascript:alert(1))\n\n    <i>\n")
 
     assert "<b>" not in html
     assert "<i>" not in html
@@ -76,16 +73,14 @@ def test_markup_in_a_source_is_text() -> None:
 
 
 def test_search_finds_sections_with_all_words_and_headings_first() -> None:
-    hits = documentation.search("os account login")
+    hits = library.search("os account login")
 
     assert hits
     assert all(hit.url.startswith("/docs/") for hit in hits)
-    assert documentation.search("checkpoints preemption")[0].url.startswith(
-        "/docs/users/preemption/"
-    )
-    assert documentation.search("heckpoints") == []
-    assert documentation.search("no-such-word-anywhere") == []
-    assert documentation.search("  ") == []
+    assert library.search("checkpoints preemption")[0].url.startswith("/docs/users/preemption/")
+    assert library.search("heckpoints") == []
+    assert library.search("no-such-word-anywhere") == []
+    assert library.search("  ") == []
 
 
 @pytest.mark.parametrize(
@@ -98,15 +93,15 @@ def test_search_finds_sections_with_all_words_and_headings_first() -> None:
     ],
 )
 def test_a_topic_is_found_by_its_name_or_the_last_part(topic: str, name: str) -> None:
-    assert documentation.find(topic) == name
+    assert library.find(topic) == name
 
 
 @pytest.mark.parametrize(
     "topic", ["../README", "/etc/passwd", "users", "", "users/../../CHANGELOG"]
 )
 def test_only_chapters_are_topics(topic: str) -> None:
-    with pytest.raises(documentation.NoChapter):
-        documentation.find(topic)
+    with pytest.raises(library.NoChapter):
+        library.find(topic)
 
 
 def test_help_prints_the_chapter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +112,7 @@ def test_help_prints_the_chapter(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_the_topics_and_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.print_topic(["topics"]) == 0
     out = capsys.readouterr().out
-    assert all(entry.name in out for entry in documentation.index())
+    assert all(entry.name in out for entry in library.index())
 
     assert main.print_topic(["preemtion"]) == 2
     assert "Did you mean preemption?" in capsys.readouterr().err

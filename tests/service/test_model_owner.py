@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from gpucoord_site.accounts import external_users
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.language_models.model_services import rows
 from tests.builders import NOW
 

@@ -25,14 +25,15 @@ from monitor.facts.readings import (
 from monitor.gpus import rows as availability
 from monitor.gpus import step as cooling_step
 from monitor.gpus import step as presence_step
-from monitor.gpus.policy import changes, hangs, health
+from monitor.gpus.policy import changes, health
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.capability import with_stated_memory
-from monitor.gpus.policy.hangs import Hang
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
 from monitor.gpus.policy.states import Cooling, keep_jobs, with_orphans, with_states
+from monitor.gpus.sampling import policy
 from monitor.gpus.sampling.policy import (
+    Hang,
     JumpFilter,
     bounded_host,
     bounded_sweep,
@@ -110,23 +111,23 @@ class HungGpus:
         """When GPUs may be read again after the driver as a whole hung; None: now."""
         if not self._is_nvml:
             return None
-        since = now - hangs.HANGS_KEPT
+        since = now - policy.HANGS_KEPT
         hung, answered = (
-            events.recent(hangs.MOST_HANGS, kind=kind, host=self._host, since=since)
+            events.recent(policy.MOST_HANGS, kind=kind, host=self._host, since=since)
             for kind in ("NVML_HUNG", "NVML_ANSWERS")
         )
-        self._hangs = [Hang(row.at, row.gpu_uuid, hangs.hung_call(row.text)) for row in hung]
+        self._hangs = [Hang(row.at, row.gpu_uuid, policy.hung_call(row.text)) for row in hung]
         self._answered = {row.gpu_uuid: row.at for row in reversed(answered)}
         if self._probe is not None:
-            self._probe.leave_out(hangs.left_out(self._hangs, self._answered))
-        return hangs.resumes_at([hang.at for hang in self._hangs if not hang.gpu])
+            self._probe.leave_out(policy.left_out(self._hangs, self._answered))
+        return policy.resumes_at([hang.at for hang in self._hangs if not hang.gpu])
 
     def look(self, now: datetime) -> None:
         """Read a GPU again whose trial is over, or begin the next trial."""
         if self._probe is None:
             return
         if self.trial is None:
-            self.tried = hangs.to_try(self._hangs, self._answered, now) or ""
+            self.tried = policy.to_try(self._hangs, self._answered, now) or ""
             if self.tried:
                 self.trial = self._probe.trial(self.tried, now)
                 self.trial.start()
@@ -135,7 +136,7 @@ class HungGpus:
             with self._guard():
                 events.add("NVML_ANSWERS", text, now=now, host=self._host, gpu_uuid=self.tried)
             self._answered[self.tried], self.trial = now, None
-            self._probe.leave_out(hangs.left_out(self._hangs, self._answered))
+            self._probe.leave_out(policy.left_out(self._hangs, self._answered))
 
 
 class Sampler:
@@ -332,7 +333,7 @@ class Sampler:
         last = self._last
         failures = last.failures if last and last.probe == self._probe.name else 0
         if self._resumes_at is not None and now < self._resumes_at:
-            return hangs.paused(), max(1, failures)
+            return policy.paused(), max(1, failures)
         if last is not None and not gpu_changes.may_sweep(failures, self._tried_at, now):
             return GpuSweep(problem=last.problem, remedy=last.remedy), failures
         self._tried_at = now

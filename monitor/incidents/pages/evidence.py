@@ -31,7 +31,7 @@ from monitor.usage.history.pages.chart_panels import (
 )
 from monitor.usage.policy import ranges as usage_ranges
 from monitor.usage.policy.ranges import HistoryWindow
-from monitor.usage.rows import sums as usage_sums
+from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows.rollups import GPUS, HOSTS
 
 # The shortest and longest time shown before the incident.

@@ -1,20 +1,26 @@
-"""Rows of GPU usage by processes and users. Rows are written whole, so writes are idempotent."""
+"""Usage of GPUs by users and processes, summed by owner, GPU, process or time step."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django.db.models import F, Sum
+from django.db.models import F, Max, Model, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 
 from monitor.journal.rows import counters
-from monitor.models import ProcessMinute, ProcessUse
+from monitor.models import Gpu, HostHour, HostMinute, ProcessHour, ProcessMinute, ProcessUse
 from monitor.runtime.rows.prepared import upsert_rows
 from monitor.usage.policy.accounting import MinuteSums, ProcessRecord, UsageAmounts
+from monitor.usage.policy.ranges import HistoryWindow, Source
+from monitor.usage.rows.rollups import MINUTE_S, plain, start_of
+
+# Rows of GPU usage by processes and users. Rows are written whole, so writes are idempotent.
+
 
 _AMOUNTS = tuple(field.name for field in fields(UsageAmounts))
 _amounts_of = attrgetter(*_AMOUNTS)
@@ -222,3 +228,202 @@ def _is_idle(minute: ProcessMinute, below_pct: float, coverage: float) -> bool:
     if not minute.known_s or minute.known_s < coverage * minute.held_s:
         return False
     return 100 * minute.sm_s / minute.known_s < below_pct
+
+
+SUMS = ("sm_s", "held_s", "known_s", "memory_byte_s", "joules")
+_MEMORY_KNOWN = "memory_known_s"
+_PEAK = "peak_memory_bytes"
+# Processes are read every few seconds, and their rows are written a little later.
+_SLACK_S = 2 * MINUTE_S
+# Too little of a step that has just begun is stored.
+_FRESH_S = 15
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotals:
+    """GPU-seconds used, and how many of the held seconds were measured."""
+
+    sm_s: float = 0.0
+    held_s: float = 0.0
+    known_s: float = 0.0
+    memory_byte_s: float = 0.0
+    memory_known_s: float = 0.0
+    joules: float | None = None
+    peak_memory_bytes: int | None = None
+
+    @property
+    def coverage_pct(self) -> float | None:
+        return min(100.0, 100 * self.known_s / self.held_s) if self.held_s else None
+
+    @property
+    def used_s(self) -> float | None:
+        """None if none of the held time was measured."""
+        return self.sm_s if self.known_s or not self.held_s else None
+
+    @property
+    def share_pct(self) -> float | None:
+        return 100 * self.sm_s / self.known_s if self.known_s else None
+
+    @property
+    def mean_memory_bytes(self) -> float | None:
+        """The mean while it was measured; None: never."""
+        return self.memory_byte_s / self.memory_known_s if self.memory_known_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One row of a usage table: an owner, a GPU or a process."""
+
+    subject: Any
+    usage: UsageTotals
+
+
+def by_owner(gpu_uuid: str, window: HistoryWindow) -> list[UsageRow]:
+    """Users of a GPU, heaviest first. Processes of a job count for the owner of the job."""
+    parts = _parts(window, ProcessUse.objects.filter(gpu_id=gpu_uuid))
+    rows = _grouped(parts, "use__user", "use__job_owner")
+    return _entries((row["use__job_owner"] or row["use__user"] or None, row) for row in rows)
+
+
+def by_gpu(owner: str, window: HistoryWindow) -> list[UsageRow]:
+    """GPUs that a user used, most used first."""
+    rows = list(_grouped(_parts(window, uses_of(owner)), "use__gpu_id"))
+    gpus = Gpu.objects.in_bulk([row["use__gpu_id"] for row in rows])
+    return _entries((gpus[row["use__gpu_id"]], row) for row in rows)
+
+
+def by_process(owner: str, window: HistoryWindow, most: int) -> list[UsageRow]:
+    """The user's processes that used or held a GPU, heaviest first."""
+    rows = list(_grouped(_parts(window, uses_of(owner)), "use_id"))
+    rows.sort(key=lambda row: (row["sm_s_"] or 0, row["memory_byte_s_"] or 0), reverse=True)
+    uses = ProcessUse.objects.select_related("gpu").in_bulk([r["use_id"] for r in rows[:most]])
+    return _entries((uses[row["use_id"]], row) for row in rows[:most])
+
+
+def total(entries: Iterable[UsageRow]) -> UsageTotals:
+    return add(entry.usage for entry in entries)
+
+
+def add(usages: Iterable[UsageTotals]) -> UsageTotals:
+    totals = list(usages)
+    joules = [u.joules for u in totals if u.joules is not None]
+    peaks = [u.peak_memory_bytes for u in totals if u.peak_memory_bytes is not None]
+    return UsageTotals(
+        sm_s=sum(u.sm_s for u in totals),
+        held_s=sum(u.held_s for u in totals),
+        known_s=sum(u.known_s for u in totals),
+        memory_byte_s=sum(u.memory_byte_s for u in totals),
+        memory_known_s=sum(u.memory_known_s for u in totals),
+        joules=sum(joules) if joules else None,
+        peak_memory_bytes=max(peaks, default=None),
+    )
+
+
+def uses_of(owner: str) -> QuerySet[ProcessUse]:
+    """Processes of the user's jobs, and the user's own processes outside other users' jobs."""
+    return ProcessUse.objects.filter(Q(job_owner=owner) | Q(user=owner, job_owner=""))
+
+
+def points(uses: QuerySet[ProcessUse], window: HistoryWindow, host: str | None = None) -> list[Any]:
+    """Sums of these uses in each watched step; 0 in a step without use.
+
+    `seen_s`: seconds of the step with readings of the host (or of any host).
+    """
+    watched_s = _watched(window, host)
+    parts = _parts(window, uses).annotate(start=start_of(window.step))
+    sums_by_step = {row["start"]: plain(dict(row)) for row in _grouped(parts, "start")}
+    nothing: dict[str, Any] = dict.fromkeys((*SUMS, _MEMORY_KNOWN), 0.0)
+    nothing |= {"joules": None, _PEAK: None}
+    rows = []
+    written = _written_until(uses, window) if window.live else None
+    for t in sorted(watched_s.keys() | sums_by_step.keys()):
+        # The last step of a past window counts as a whole, as its minutes do.
+        elapsed = min(window.step, window.until - t) if window.live else window.step
+        if written is not None and t in sums_by_step and t + window.step > window.until:
+            elapsed = min(elapsed, int(written) - t)
+        if elapsed < _FRESH_S:
+            continue
+        # The current step is watched for longer than its minutes show.
+        over = not window.live or t + window.step + _SLACK_S <= window.until
+        watched = watched_s[t] if over and t in watched_s else elapsed
+        rows.append({**nothing, **sums_by_step.get(t, {}), "t": t, "seen_s": watched})
+    return [row for row in rows if row["seen_s"] > 0]
+
+
+def _written_until(uses: QuerySet[ProcessUse], window: HistoryWindow) -> float | None:
+    """Time up to which rows are complete; they are written a few seconds late."""
+    last = _alive(uses, window.since, window.until).aggregate(at=Max("last_seen_at"))["at"]
+    return last.timestamp() if last else None
+
+
+def hours(
+    gpu_uuids: Sequence[str], since: int, until: int
+) -> dict[tuple[str, int], list[UsageRow]]:
+    """Users of these GPUs in each hour, heaviest first."""
+    parts = ProcessHour.objects.filter(
+        use__in=_alive(ProcessUse.objects.filter(gpu_id__in=gpu_uuids), since, until),
+        t__gte=since,
+        t__lt=until,
+    )
+    cells: dict[tuple[str, int], list[tuple[str | None, Mapping[str, Any]]]] = {}
+    for row in _grouped(parts, "use__gpu_id", "t", "use__user", "use__job_owner"):
+        owner = row["use__job_owner"] or row["use__user"] or None
+        cells.setdefault((row["use__gpu_id"], row["t"]), []).append((owner, row))
+    return {key: _entries(rows) for key, rows in cells.items()}
+
+
+def _parts(window: HistoryWindow, uses: QuerySet[ProcessUse]) -> QuerySet[Any]:
+    """Minutes or hours of these uses in the window."""
+    model: type[Model] = ProcessHour if window.source is Source.HOUR else ProcessMinute
+    use_ids = _alive(uses, window.since, window.until).values("pk")
+    return model._default_manager.filter(
+        use_id__in=use_ids, t__gte=window.since, t__lt=window.until
+    ).order_by()
+
+
+def _alive(uses: QuerySet[ProcessUse], since: int, until: int) -> QuerySet[ProcessUse]:
+    return uses.filter(
+        last_seen_at__gte=datetime.fromtimestamp(since - _SLACK_S, UTC),
+        first_seen_at__lt=datetime.fromtimestamp(until, UTC),
+    )
+
+
+def _grouped(parts: QuerySet[Any], *names: str) -> Iterable[Mapping[str, Any]]:
+    columns: dict[str, Any] = {f"{name}_": Sum(name) for name in SUMS}
+    columns[f"{_MEMORY_KNOWN}_"] = Sum(Coalesce(_MEMORY_KNOWN, "held_s"))
+    columns[f"{_PEAK}_"] = Max(_PEAK)
+    rows: Iterable[Mapping[str, Any]] = parts.order_by().values(*names).annotate(**columns)
+    return rows
+
+
+def _entries(rows: Iterable[tuple[Any, Mapping[str, Any]]]) -> list[UsageRow]:
+    """One entry per subject, heaviest first."""
+    usages: dict[Any, list[UsageTotals]] = {}
+    for subject, row in rows:
+        usages.setdefault(subject, []).append(_usage(row))
+    entries = [UsageRow(subject, add(parts)) for subject, parts in usages.items()]
+    return sorted(entries, key=lambda e: (-e.usage.sm_s, -e.usage.memory_byte_s))
+
+
+def _usage(row: Mapping[str, Any]) -> UsageTotals:
+    return UsageTotals(
+        sm_s=row["sm_s_"] or 0.0,
+        held_s=row["held_s_"] or 0.0,
+        known_s=row["known_s_"] or 0.0,
+        memory_byte_s=row["memory_byte_s_"] or 0.0,
+        memory_known_s=row[f"{_MEMORY_KNOWN}_"] or 0.0,
+        joules=row["joules_"],
+        peak_memory_bytes=row[f"{_PEAK}_"],
+    )
+
+
+def _watched(window: HistoryWindow, host: str | None) -> dict[int, int]:
+    """{begin of a step: seconds with readings}; with several hosts, the maximum of the hosts."""
+    model: type[Model] = HostHour if window.source is Source.HOUR else HostMinute
+    rows = model._default_manager.filter(t__gte=window.since, t__lt=window.until)
+    rows = rows.filter(host=host) if host else rows
+    grouped: QuerySet[Any] = rows.annotate(start=start_of(window.step)).order_by()
+    seen_by_step: dict[int, int] = {}
+    for row in grouped.values("host", "start").annotate(watched_s=Sum("seen_s")):
+        seen_by_step[row["start"]] = max(seen_by_step.get(row["start"], 0), row["watched_s"])
+    return seen_by_step

@@ -21,7 +21,7 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
-from monitor.usage.rows.sums import SUMS
+from monitor.usage.rows.processes import SUMS
 from reports.figures.policy.jobs import Waiting
 from reports.figures.policy.ledger import ClaimPart, GpuPart, Step, UseFact, UsePart
 from reports.periods.facts import Period, Scope, ScopeKind

@@ -15,13 +15,13 @@ from scheduler.dispatch.controller.step import (
     ConstraintWatch,
     Controller,
     FileRetention,
+    IdleResources,
     IncidentWatch,
     OtherTasks,
     Part,
     Predictions,
 )
-from scheduler.dispatch.controller.steps.enforcement import Enforcement
-from scheduler.dispatch.controller.steps.idle_gpus import IdleResources
+from scheduler.dispatch.steps.enforcement import Enforcement
 from scheduler.dispatch.steps.yields import HotGpus, LostGpus
 from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_closures import LockClaims, LockFiles

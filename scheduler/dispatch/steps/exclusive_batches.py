@@ -17,7 +17,7 @@ from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import Approval, ExclusiveFact, ExclusiveStep
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
-from scheduler.facts.model_services import InstanceState, Role
+from scheduler.facts.language_models import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
 from scheduler.fair_share.rows import Rights
 from scheduler.limits.quotas import rows as quota_rows

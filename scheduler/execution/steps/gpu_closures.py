@@ -26,7 +26,7 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.batches import RESERVING
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import JobState
-from scheduler.facts.model_services import Role
+from scheduler.facts.language_models import Role
 from scheduler.models import ExclusiveRun, GpuHold, LockRefusal, ModelService
 from scheduler.queue.planner import capacity
 from scheduler.queue.planner.capacity import lets_one_in

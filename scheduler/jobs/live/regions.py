@@ -26,7 +26,7 @@ from django.urls import reverse
 from monitor.pages.live.frames import Context, Region, register
 from monitor.runtime.rows.extensions import is_on, parts
 from monitor.runtime.rows.prepared import compiled_once
-from scheduler.dispatch.controller.steps import idle_gpus as idle_gpu_step
+from scheduler.dispatch.controller import step as idle_gpu_step
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
@@ -153,7 +153,7 @@ def groups(now: datetime) -> tuple[Group, ...]:
             ends_at=batch.eta,
             batch=batch.id,
         )
-        for running in parts("scheduler.submission.batches.live:running")
+        for running in parts("scheduler.submission.batches.pages:running")
         for batch in running(now)
     )
     return (*batches, *map(_of_array, _first_of_arrays()))

@@ -28,7 +28,7 @@ from scheduler.dispatch.steps.advice import AT_ONCE
 from scheduler.dispatch.steps.without_incident import earlier_starts
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.policy.calibration import ENOUGH_RUNS, PERIODS, RunsKnown
+from scheduler.jobs.lifecycle.policy.waits import ENOUGH_RUNS, PERIODS, RunsKnown
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.jobs.pages import serialise as job_views

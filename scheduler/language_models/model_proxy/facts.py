@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scheduler.facts.language_models import DayUse
 from scheduler.facts.people import Quota
-from scheduler.facts.prompts import DayUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from monitor.owners.accounts import rows as tokens
 from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
-from scheduler.facts.model_services import InstanceState, ModelNames
-from scheduler.facts.prompts import Instance, Service
+from scheduler.facts.language_models import Instance, InstanceState, ModelNames, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.language_models.model_proxy.facts import Caller
 from scheduler.language_models.model_services import rows as demand

@@ -17,7 +17,7 @@ from monitor.journal.rows import audit
 from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import Requirement
-from scheduler.facts.model_services import InstanceState, ModelNames
+from scheduler.facts.language_models import InstanceState, ModelNames
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.language_models.model_services import rows, steps
 from scheduler.language_models.model_services.policy import fields as policy

@@ -21,7 +21,7 @@ from pydantic import create_model
 from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body_of
 from monitor.facts.answers import values_of
 from monitor.gpus import rows as gpu_rows
-from scheduler.facts.model_services import InstanceState
+from scheduler.facts.language_models import InstanceState
 from scheduler.language_models.model_services import actions, pages, rows
 from scheduler.language_models.model_services.policy.fields import (
     MODEL_FIELDS,

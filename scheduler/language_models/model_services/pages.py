@@ -22,7 +22,7 @@ from monitor.facts.formats import duration
 from monitor.facts.input_rules import character_problem
 from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
-from scheduler.facts.model_services import InstanceState, PredictionMode
+from scheduler.facts.language_models import InstanceState, PredictionMode
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions, rows, steps
 from scheduler.language_models.model_services.policy import fields as policy

@@ -23,19 +23,20 @@ from monitor.runtime.rows.wakeups import wake
 from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.model_services import (
+from scheduler.facts.language_models import (
     ENDED,
     OWNER,
     SERVING,
     WAKE_S,
+    Instance,
     InstanceFact,
     InstanceState,
     PredictionMode,
+    PromptStatus,
     Role,
     ServiceFact,
     shipped_boot_s,
 )
-from scheduler.facts.prompts import Instance, PromptStatus
 from scheduler.language_models.model_services.policy import lifecycle
 from scheduler.language_models.model_services.policy.eviction import Candidate
 from scheduler.language_models.model_services.policy.lifecycle import (

@@ -18,7 +18,7 @@ from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
+from scheduler.facts.language_models import InstanceFact, InstanceState, ServiceFact
 from scheduler.language_models.model_services import rows, steps
 from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.language_models.model_services.policy import lifecycle

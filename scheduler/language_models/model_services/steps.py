@@ -19,7 +19,7 @@ from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement, YieldOptions
-from scheduler.facts.model_services import ENDED, TRANSITIONS, InstanceState
+from scheduler.facts.language_models import ENDED, TRANSITIONS, InstanceState
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import fields as policy

@@ -15,8 +15,8 @@ from ninja.responses import Status
 from pydantic import JsonValue
 
 from monitor.api import InvalidInput, PlainText, RequestBody
-from scheduler.facts.prompts import DEFAULT_PRIORITY, NewPrompt, PromptStatus, PromptType
-from scheduler.language_models.prompts import actions
+from scheduler.facts.language_models import DEFAULT_PRIORITY, NewPrompt, PromptStatus, PromptType
+from scheduler.language_models.prompts import rows as actions
 from scheduler.models import Prompt
 
 router = Router()

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.db.models import Count, Min, QuerySet, Sum
 
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from monitor.runtime.rows.prepared import compiled_once
-from scheduler.facts.prompts import OPEN, PromptStatus
+from scheduler.facts.language_models import OPEN, PromptStatus
 from scheduler.models import ModelInstance, ModelService, ModelUse, Prompt
 
 HELP = {

@@ -18,8 +18,14 @@ from django.views.decorators.http import require_POST, require_safe
 
 from monitor.facts.input_rules import holds_unstorable, is_number
 from monitor.pages.live.frames import Context
-from scheduler.facts.prompts import DEFAULT_PRIORITY, OPEN, NewPrompt, PromptStatus, PromptType
-from scheduler.language_models.prompts import actions
+from scheduler.facts.language_models import (
+    DEFAULT_PRIORITY,
+    OPEN,
+    NewPrompt,
+    PromptStatus,
+    PromptType,
+)
+from scheduler.language_models.prompts import rows as actions
 from scheduler.models import Prompt
 
 LONGEST_TEXT = 100_000

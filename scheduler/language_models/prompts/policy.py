@@ -22,8 +22,7 @@ from datetime import timedelta
 from math import ceil
 
 from monitor.facts.thresholds import threshold
-from scheduler.facts.people import Quota
-from scheduler.facts.prompts import (
+from scheduler.facts.language_models import (
     Assignment,
     DayUse,
     Deficits,
@@ -35,6 +34,7 @@ from scheduler.facts.prompts import (
     Wait,
     WaitCode,
 )
+from scheduler.facts.people import Quota
 
 # Limits of prompts: how long they may wait and run, how many a user may send a day.
 

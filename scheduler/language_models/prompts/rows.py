@@ -8,7 +8,7 @@ are killed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -20,7 +20,7 @@ from django.utils import timezone
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.rollups import RetentionPeriods
-from scheduler.facts.prompts import (
+from scheduler.facts.language_models import (
     MOST_ATTEMPTS,
     MOST_RESTARTS,
     OPEN,
@@ -30,8 +30,16 @@ from scheduler.facts.prompts import (
     NewPrompt,
     PromptStatus,
 )
-from scheduler.language_models.prompts.policy import USE_KEPT, PromptPolicy
-from scheduler.models import ModelUse, Prompt
+from scheduler.language_models.prompts.policy import (
+    MIB,
+    USE_KEPT,
+    WAITING_MIB,
+    PromptPolicy,
+    over_quota,
+    size_of,
+)
+from scheduler.limits.quotas import rows as quota_rows
+from scheduler.models import ModelService, ModelUse, Prompt
 
 WAKE = "prompts"
 # Longer answers are cut in the table.
@@ -176,7 +184,7 @@ def _put_back(rows: QuerySet[Prompt], reason: str, now: datetime, most: int = MO
     )
 
 
-def cancel(prompt: Prompt, by: str, now: datetime) -> bool:
+def mark_cancelled(prompt: Prompt, by: str, now: datetime) -> bool:
     """End an open prompt. False: it had ended already."""
     done = Prompt.objects.filter(pk=prompt.pk, status__in=_OPEN).update(
         status=PromptStatus.FAILED.value, error=f"Cancelled by {by}.", finished_at=now
@@ -300,3 +308,65 @@ def too_old(_: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     policy = thresholds.current(PromptPolicy)
     yield Prompt.objects.filter(finished_at__lt=now - timedelta(days=policy.days))
     yield ModelUse.objects.filter(hour_at__lt=now - USE_KEPT)
+
+
+# Send a prompt, after checks of the model, the quota and the queue; cancel one.
+
+
+class UnknownModel(LookupError):
+    """There is no such model; the text names those that there are."""
+
+
+class NotAllowed(ValueError):
+    """The quota does not allow the prompt's priority; the text says which it allows."""
+
+
+class TooMany(Exception):
+    """The user has too many prompts, waiting or today; the text has the figures."""
+
+
+class TooLarge(ValueError):
+    """The prompt alone is larger than all waiting prompts of a user may be."""
+
+
+def send(new: NewPrompt, owner: User, now: datetime) -> Prompt:
+    """Queue a prompt. Raises UnknownModel, NotAllowed, TooLarge or TooMany."""
+    model = check(new, owner, now)
+    return create(replace(new, model=model), owner, now)
+
+
+def check(new: NewPrompt, owner: User, now: datetime) -> str:
+    """The name of the service that the prompt is for. Raises as `send` does."""
+    model = ModelService.names().find(new.model)
+    if model is None:
+        names = ModelService.objects.order_by("name").values_list("name", flat=True)
+        known = ", ".join(names) or "none yet"
+        raise UnknownModel(f"There is no model {new.model[:100]!r}. Models: {known}.")
+    quota = quota_rows.of_person(owner)
+    if quota.priority is not None and new.priority > quota.priority:
+        raise NotAllowed(f"Your quota allows priorities up to {quota.priority}.")
+    policy = thresholds.current(PromptPolicy)
+    waiting, most = waiting_of(owner), policy.waiting
+    if waiting >= most:
+        raise TooMany(f"You have {waiting} waiting prompts; {most} is the most. Try again later.")
+    if not owner.is_staff:
+        _check_size(size_of(new), owner, WAITING_MIB)
+    if reason := over_quota(quota, used_today(owner.get_username(), now)):
+        raise TooMany(reason)
+    return model
+
+
+def _check_size(size: int, owner: User, most_mib: float) -> None:
+    """Raises TooLarge or TooMany."""
+    if size > most_mib * MIB:
+        text = f"This prompt has {size / MIB:.1f} MiB; all waiting prompts of a user may have"
+        raise TooLarge(f"{text} {most_mib:g} MiB.")
+    held = waiting_bytes(owner)
+    if held + size > most_mib * MIB:
+        text = f"Your waiting prompts have {held / MIB:.1f} MiB, and this one {size / MIB:.1f} MiB;"
+        raise TooMany(f"{text} {most_mib:g} MiB is the most. Try again later.")
+
+
+def cancel(prompt: Prompt, by: User, now: datetime) -> bool:
+    """False: it had ended already."""
+    return mark_cancelled(prompt, by.get_username(), now)

@@ -24,7 +24,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from monitor.api import posted_text
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.models import Gpu
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import Window
 from scheduler.limits.time_windows import charts
 from scheduler.limits.time_windows import policy as window_calendar

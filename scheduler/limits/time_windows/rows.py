@@ -17,7 +17,7 @@ from monitor.models import Gpu
 from monitor.runtime.rows.item_isolation import Convert, convert_all
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import Window
 from scheduler.limits.time_windows.policy import clashes, describe, named
 from scheduler.models import TimeWindow

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Throttle, Yield
 from scheduler.limits.quotas.policy import quotas

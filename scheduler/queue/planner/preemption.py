@@ -19,7 +19,7 @@ from monitor.facts.thresholds import threshold
 from monitor.gpus.policy.presence import PresencePolicy
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.facts.plans import RunningJob, Slot, Slots, Yield
 
 CODE = "Preempted"

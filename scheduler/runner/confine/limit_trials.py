@@ -20,8 +20,8 @@ from typing import IO
 from scheduler.runner import process_tree
 from scheduler.runner.confine import landlock
 from scheduler.runner.confine.cgroups import Cgroup, hide
+from scheduler.runner.confine.confinement import LogLimit
 from scheduler.runner.confine.host_probe import CgroupParent, enter
-from scheduler.runner.confine.log_limit import LogLimit
 from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes
 from scheduler.runner.spec import Bounds, Spec
 

@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from scheduler.facts.jobs import Refusal
-from scheduler.facts.prompts import DEFAULT_PRIORITY, NewPrompt, PromptType
-from scheduler.language_models.prompts import actions as prompts
+from scheduler.facts.language_models import DEFAULT_PRIORITY, NewPrompt, PromptType
+from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import Job, ModelService, Prompt, SubmissionKey
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.actions import KEPT, KEY_HEADER, request_digest

@@ -19,10 +19,10 @@ from pydantic import JsonValue
 from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.models import Gpu
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.prompts import PromptType
+from scheduler.facts.language_models import PromptType
 from scheduler.facts.scripts import TaskType
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.language_models.prompts import actions as prompts
+from scheduler.language_models.prompts import rows as prompts
 from scheduler.language_models.prompts.api import LONGEST_TEXT
 from scheduler.models import Job, ModelInstance, Prompt, SubmissionKey
 from scheduler.submission.task_records import actions

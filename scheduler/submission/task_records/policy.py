@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.prompts import PromptType
+from scheduler.facts.language_models import PromptType
 from scheduler.facts.scripts import TaskType
 
 ANY, NO_GPU = "any", "none"

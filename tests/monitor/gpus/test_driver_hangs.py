@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.gpus.policy.hangs import (
+from monitor.gpus.sampling.policy import (
     LONGEST_ABSENCE,
     Hang,
     hang_text,

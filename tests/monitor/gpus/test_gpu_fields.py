@@ -11,7 +11,7 @@ from monitor.facts.readings import GPU_FIELDS
 from monitor.gpus.api import GpuBody
 from monitor.models import Gpu, GpuMinute, Sample
 from monitor.pages.live import cards
-from monitor.pages.metrics.gpus import Families, add_gpus
+from monitor.pages.metrics import Families, add_gpus
 from monitor.usage.history.pages.content import gpu_panels
 from monitor.usage.policy import ranges
 from tests.builders import NOW, gpu, snapshot

@@ -8,9 +8,9 @@ import pytest
 from monitor.models import Gpu, GpuHour, HostMinute, ProcessMinute, ProcessUse
 from monitor.usage.history.pages import chart_panels
 from monitor.usage.policy.ranges import HistoryWindow, Source
+from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows import rollups
-from monitor.usage.rows import sums as usage_sums
-from monitor.usage.rows.sums import UsageTotals
+from monitor.usage.rows.processes import UsageTotals
 from tests.monitor.past import HOST_NOTHING, NOTHING, gpu_row, process_use
 
 pytestmark = pytest.mark.django_db

@@ -12,8 +12,7 @@ from monitor.facts.readings import Health
 from monitor.facts.usage import EndedProcess, GpuMark, UseSource
 from monitor.usage.policy import accounting
 from monitor.usage.policy.accounting import ProcessUses, UsageAmounts, UsePolicy
-from monitor.usage.policy.attribution import AccountingSample, Evidence, judge
-from monitor.usage.policy.samples import UseSample, count
+from monitor.usage.policy.attribution import AccountingSample, Evidence, UseSample, count, judge
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process
 
 PIDS = st.integers(1, 5)

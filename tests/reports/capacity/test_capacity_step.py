@@ -19,7 +19,7 @@ from django_q.models import OrmQ
 from gpucoord_site.http.middleware import COOKIE
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import GpuHour
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import metrics, rows, step

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from reports.figures.facts import Occupancy
-from reports.figures.policy.ledger import Cell, GpuSums
-from reports.figures.policy.occupancy import spans
+from reports.figures.policy.ledger import Cell, GpuSums, spans
 
 BIN = 600
 KNOWN = 0.8

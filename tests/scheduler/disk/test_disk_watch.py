@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.models import Event
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
 from scheduler.disk.policy import DiskSpace

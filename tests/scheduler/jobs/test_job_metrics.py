@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.facts.jobs import Outcome
 from scheduler.jobs.lifecycle.rows import changes as job_queue

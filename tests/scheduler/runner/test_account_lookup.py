@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import account_lookup, accounts
-from scheduler.runner.account_lookup import ServiceAway
-from scheduler.runner.accounts import MissingAccount, UnknownAccount
+from scheduler.runner import accounts
+from scheduler.runner.accounts import MissingAccount, ServiceAway, UnknownAccount
 
 FOUND, NOT_FOUND, UNAVAILABLE, TRY_AGAIN = 1, 0, -1, -2
 ABSENT = "no.account@example"
@@ -19,7 +18,7 @@ ABSENT = "no.account@example"
 def nsswitch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "nsswitch.conf"
     path.write_text("passwd: files ldap systemd\ngroup: files nis\n")
-    monkeypatch.setattr(account_lookup, "NSSWITCH", path)
+    monkeypatch.setattr(accounts, "NSSWITCH", path)
     return path
 
 
@@ -27,7 +26,7 @@ def nsswitch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answers(nsswitch: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The answers of the modules of directories; a module without an answer is not installed."""
     known: dict[str, int] = {}
-    monkeypatch.setattr(account_lookup, "status", lambda service, _: known.get(service))
+    monkeypatch.setattr(accounts, "status", lambda service, _: known.get(service))
     return known
 
 
@@ -46,13 +45,13 @@ def test_the_directories_are_those_of_the_passwd_line(
 ) -> None:
     nsswitch.write_text(f"{line}\n")
 
-    assert account_lookup.directories() == services
+    assert accounts.directories() == services
 
 
 def test_without_nsswitch_there_is_no_directory(nsswitch: Path) -> None:
     nsswitch.unlink()
 
-    assert account_lookup.entry(ABSENT) is None
+    assert accounts.entry(ABSENT) is None
 
 
 @pytest.mark.parametrize("answer", [UNAVAILABLE, TRY_AGAIN, FOUND])
@@ -63,31 +62,31 @@ def test_an_account_is_unknown_while_a_directory_does_not_say_that_it_is_missing
     answers["ldap"] = answer
 
     with pytest.raises(ServiceAway, match="ldap"):
-        account_lookup.entry(ABSENT)
+        accounts.entry(ABSENT)
 
 
 def test_an_account_that_no_directory_has_is_missing(answers: dict[str, int]) -> None:
     answers["ldap"] = NOT_FOUND
 
-    assert account_lookup.entry(ABSENT) is None
+    assert accounts.entry(ABSENT) is None
 
 
 def test_a_directory_that_is_not_installed_says_nothing(answers: dict[str, int]) -> None:
-    assert account_lookup.entry(ABSENT) is None
+    assert accounts.entry(ABSENT) is None
 
 
 def test_a_known_account_needs_no_directory(answers: dict[str, int]) -> None:
     answers["ldap"] = UNAVAILABLE
 
-    entry = account_lookup.entry("root")
+    entry = accounts.entry("root")
     assert entry is not None
     assert entry.pw_uid == 0
 
 
 def test_a_module_of_this_machine_answers_as_it_does_to_the_c_library() -> None:
     """nss_files is part of glibc, or a file of its own in older versions."""
-    assert account_lookup.status("files", ABSENT) in (None, NOT_FOUND)
-    assert account_lookup.status("no_such_service", ABSENT) is None
+    assert accounts.status("files", ABSENT) in (None, NOT_FOUND)
+    assert accounts.status("no_such_service", ABSENT) is None
 
 
 @pytest.mark.parametrize("run_as", ["auto", "nobody"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import account_lookup, accounts
+from scheduler.runner import accounts
 from scheduler.runner.accounts import Account, MissingAccount, account_for, environment
 
 PEOPLE = {"alice": 1001, "daemon": 1, "nobody": 65534, "root": 0}
@@ -22,7 +22,7 @@ def _entry(name: str) -> pwd.struct_passwd:
 
 @pytest.fixture(autouse=True)
 def _accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account_lookup, "directories", list)
+    monkeypatch.setattr(accounts, "directories", list)
     monkeypatch.setattr("pwd.getpwnam", _entry)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: _entry("root" if uid == 0 else "alice"))
     monkeypatch.setattr("os.getgrouplist", lambda name, gid: [gid, 44])

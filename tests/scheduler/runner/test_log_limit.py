@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner.confine import log_limit
-from scheduler.runner.confine.log_limit import LogLimit
+from scheduler.runner.confine import confinement
+from scheduler.runner.confine.confinement import LogLimit
 
 LIMIT = 1000
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_limit, "LOOK_S", 0.0)
-    monkeypatch.setattr(log_limit, "NEAR_S", 0.0)
-    monkeypatch.setattr(log_limit, "TAIL_BYTES", 100)
+    monkeypatch.setattr(confinement, "LOOK_S", 0.0)
+    monkeypatch.setattr(confinement, "NEAR_S", 0.0)
+    monkeypatch.setattr(confinement, "TAIL_BYTES", 100)
 
 
 class Log:

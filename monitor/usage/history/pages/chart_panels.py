@@ -11,9 +11,9 @@ from monitor.models import Gpu, GpuHour
 from monitor.pages.live.cards import round_sig3
 from monitor.usage.history.charts import Plot, Tick, count_ceiling, nice_ceiling, plot, time_ticks
 from monitor.usage.policy.ranges import HistoryWindow, Source
-from monitor.usage.rows import sums as usage_sums
+from monitor.usage.rows import processes as usage_sums
+from monitor.usage.rows.processes import UsageRow
 from monitor.usage.rows.rollups import HOUR_S, floor
-from monitor.usage.rows.sums import UsageRow
 
 TABLE_ROWS = 60
 # One empty step of a rollup is a gap. Samples may arrive a little late.

@@ -30,8 +30,8 @@ from monitor.pages.live import cards
 from monitor.pages.live.cards import ProcessRow
 from monitor.pages.live.pages import viewer_of
 from monitor.usage.history.pages import content as history_content
-from monitor.usage.rows import sums as usage_sums
-from monitor.usage.rows.sums import UsageTotals
+from monitor.usage.rows import processes as usage_sums
+from monitor.usage.rows.processes import UsageTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.jobs import JobState, Outcome, RunTime
-from scheduler.jobs.lifecycle.policy.calibration import LONGEST, PredictedStart, calibrations
+from scheduler.jobs.lifecycle.policy.waits import LONGEST, PredictedStart, calibrations
 from scheduler.models import Attempt, Job
 from scheduler.queue.planner.forecast.forecast import Estimate
 from scheduler.queue.planner.forecast.run_times import EndedJob, expected, history

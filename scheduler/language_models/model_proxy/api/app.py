@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from monitor.runtime.rows.item_isolation import FaultLog
-from scheduler.facts.prompts import DayUse, Service
+from scheduler.facts.language_models import DayUse, Service
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.exchange import (
     SCHEME,

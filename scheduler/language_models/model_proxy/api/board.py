@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
-from scheduler.facts.prompts import Instance, Request, Service, Wait
+from scheduler.facts.language_models import Instance, Request, Service, Wait
 from scheduler.language_models.model_proxy.rows import Counts, Situation
 from scheduler.language_models.prompts.policy import Router
 from scheduler.language_models.prompts.rows import Use

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.core import signing
 
-from scheduler.facts.prompts import MOST_ATTEMPTS, Instance, Wait
+from scheduler.facts.language_models import MOST_ATTEMPTS, Instance, Wait
 from scheduler.language_models.model_proxy.api.board import Board, Place
 from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
 from scheduler.language_models.model_proxy.policy import openai

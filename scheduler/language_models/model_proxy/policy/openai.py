@@ -22,7 +22,7 @@ from typing import Any
 
 from monitor.facts import input_rules
 from scheduler.facts.jobs import PRIORITIES
-from scheduler.facts.prompts import DEFAULT_PRIORITY
+from scheduler.facts.language_models import DEFAULT_PRIORITY
 from scheduler.language_models.model_proxy.facts import ModelRequest, Refused, Upload
 
 # The paths whose requests name a model. FORMS may be forms with files; WHOLE are never streamed.

@@ -18,7 +18,7 @@ from math import inf
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.jobs import QueuedJob
-from scheduler.facts.model_services import InstanceFact, InstanceState, Role
+from scheduler.facts.language_models import InstanceFact, InstanceState, Role
 from scheduler.facts.plans import Slot
 
 # With more candidates on one GPU, not every set of them is tried.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from monitor.facts.answers import AnswerField
 from monitor.facts.input_rules import character_problem
-from scheduler.facts.model_services import Role
+from scheduler.facts.language_models import Role
 from scheduler.facts.units import parse_bytes, parse_duration
 
 # Which descriptions of a model service are valid, and the command of an instance.

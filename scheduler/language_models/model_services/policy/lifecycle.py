@@ -14,7 +14,7 @@ from enum import StrEnum
 from math import ceil
 
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.model_services import SERVING, InstanceFact, InstanceState, ServiceFact
+from scheduler.facts.language_models import SERVING, InstanceFact, InstanceState, ServiceFact
 
 # Whether an instance sleeps instead of ending, and whether its memory was given back.
 #

@@ -20,7 +20,7 @@ from math import exp, log, sqrt
 from statistics import median
 
 from scheduler.facts.jobs import Ends, QueuedJob, RunTime
-from scheduler.facts.model_services import OWNER
+from scheduler.facts.language_models import OWNER
 from scheduler.facts.plans import RunningJob
 
 # How many jobs the less specific knowledge counts as.

@@ -19,8 +19,8 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.gpus import rows as availability
-from monitor.gpus.policy.hangs import hang_text
 from monitor.gpus.sampling import step as sampler_module
+from monitor.gpus.sampling.policy import hang_text
 from monitor.gpus.sampling.probes.host import HostProbe
 from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
 from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe

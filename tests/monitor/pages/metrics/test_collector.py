@@ -14,8 +14,8 @@ from monitor.incidents.alerts.steps import writer as alert_writer
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.models import Lease, Message
-from monitor.pages.metrics import collector as monitor_metrics
-from monitor.pages.metrics.gpus import Families
+from monitor.pages import metrics as monitor_metrics
+from monitor.pages.metrics import Families
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, snapshot
 from tests.monitor.alerts_made import channel, incident, later
 from tests.monitor.scrape import Scrape, scrape_of

@@ -5,7 +5,7 @@ from typing import Any
 from monitor.facts.gpu_states import Condition, HealthReading
 from monitor.facts.readings import Health
 from monitor.gpus.policy import health as policy
-from monitor.pages.metrics.gpus import CLOCK_REASONS, Families, add_health
+from monitor.pages.metrics import CLOCK_REASONS, Families, add_health
 from tests.builders import gpu, gpu_uuid, snapshot
 from tests.monitor.scrape import Scrape, scrape_of
 

@@ -8,8 +8,8 @@ from monitor.facts.readings import GpuSweep
 from monitor.facts.usage import CallCost, InstanceReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import ProcessUse
-from monitor.pages.metrics import collector as monitor_metrics
-from monitor.pages.metrics.gpus import Families
+from monitor.pages import metrics as monitor_metrics
+from monitor.pages.metrics import Families
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, snapshot
 from tests.monitor.gpus.sampling.test_sampler import at
 from tests.monitor.scrape import Scrape, scrape_of

@@ -21,7 +21,7 @@ from monitor.models import (
     ProcessUse,
     Response,
 )
-from scheduler.dispatch.controller.steps.enforcement import Enforcement
+from scheduler.dispatch.steps.enforcement import Enforcement
 from scheduler.runner.enforce.actions import Target
 from tests.builders import NOW, gpu_uuid, process, snapshot
 from tests.monitor import past

@@ -18,8 +18,13 @@ from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Incident
-from scheduler.dispatch.controller.step import ConstraintWatch, Controller, IncidentWatch, Part
-from scheduler.dispatch.controller.steps.idle_gpus import IdleResources
+from scheduler.dispatch.controller.step import (
+    ConstraintWatch,
+    Controller,
+    IdleResources,
+    IncidentWatch,
+    Part,
+)
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter

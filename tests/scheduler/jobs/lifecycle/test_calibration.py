@@ -7,9 +7,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from scheduler import metrics
-from scheduler.jobs.lifecycle.policy.calibration import (
+from scheduler.jobs.lifecycle.policy.waits import (
     PERIODS,
     Calibration,
     PredictedStart,

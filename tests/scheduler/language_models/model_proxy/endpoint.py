@@ -15,8 +15,7 @@ import pytest
 import uvicorn
 
 from gpucoord_site.http.transport import LimitedProtocol
-from scheduler.facts.model_services import ModelNames
-from scheduler.facts.prompts import Instance, Service
+from scheduler.facts.language_models import Instance, ModelNames, Service
 from scheduler.language_models.model_proxy.api import app
 from scheduler.language_models.model_proxy.api.board import Board
 from scheduler.language_models.model_proxy.facts import Caller, Limits

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scheduler.facts.prompts import DEFAULT_PRIORITY
+from scheduler.facts.language_models import DEFAULT_PRIORITY
 from scheduler.language_models.model_proxy.facts import Refused
 from scheduler.language_models.model_proxy.policy import openai
 from scheduler.language_models.model_proxy.policy.openai import EventReader, TokenCounter

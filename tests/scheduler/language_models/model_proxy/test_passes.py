@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.facts.prompts import DayUse
+from scheduler.facts.language_models import DayUse
 from scheduler.language_models.model_proxy import rows
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.worker import PromptWorker

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from scheduler.facts.prompts import Instance
+from scheduler.facts.language_models import Instance
 from scheduler.language_models.model_proxy import senders
 from scheduler.language_models.model_proxy.senders import InstanceFailed, Upstream
 

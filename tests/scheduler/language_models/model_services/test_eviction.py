@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.facts.model_services import InstanceFact, InstanceState, Role
+from scheduler.facts.language_models import InstanceFact, InstanceState, Role
 from scheduler.facts.plans import Slot
 from scheduler.language_models.model_services.policy.eviction import (
     Candidate,

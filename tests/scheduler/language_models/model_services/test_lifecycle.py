@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
+from scheduler.facts.language_models import InstanceFact, InstanceState, ServiceFact
 from scheduler.language_models.model_services.policy.lifecycle import (
     Change,
     Command,

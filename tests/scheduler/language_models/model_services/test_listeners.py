@@ -11,8 +11,7 @@ from contextlib import suppress
 import pytest
 from django.db import transaction
 
-from scheduler.facts.model_services import InstanceState
-from scheduler.facts.prompts import Instance
+from scheduler.facts.language_models import Instance, InstanceState
 from scheduler.language_models.model_proxy import senders
 from scheduler.language_models.model_proxy.senders import InstanceFailed, Upstream
 from scheduler.language_models.model_services import probes

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.models import Claim, Event
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.facts.model_services import InstanceFact, InstanceState
+from scheduler.facts.language_models import InstanceFact, InstanceState
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.policy import lifecycle

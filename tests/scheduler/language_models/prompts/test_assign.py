@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.facts.prompts import Assignment, Instance, Request, Service, WaitCode
+from scheduler.facts.language_models import Assignment, Instance, Request, Service, WaitCode
 from scheduler.language_models.prompts.policy import assign, retry_after_s, sentence
 
 REQUEST = Request(key="r", service="m", owner="ada")

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.facts.prompts import Instance, Request, Service
+from scheduler.facts.language_models import Instance, Request, Service
 from scheduler.language_models.prompts.policy import Router
 
 

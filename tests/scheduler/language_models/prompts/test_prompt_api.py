@@ -12,11 +12,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.pages.metrics.gpus import Families
-from scheduler.facts.prompts import MOST_ATTEMPTS, MOST_RESTARTS
+from monitor.pages.metrics import Families
+from scheduler.facts.language_models import MOST_ATTEMPTS, MOST_RESTARTS
 from scheduler.language_models.model_services import actions
-from scheduler.language_models.prompts import actions as prompt_actions
 from scheduler.language_models.prompts import metrics, rows
+from scheduler.language_models.prompts import rows as prompt_actions
 from scheduler.models import ModelService, ModelUse, Prompt, Quota
 from tests.builders import NOW
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduler.facts.prompts import NewPrompt
+from scheduler.facts.language_models import NewPrompt
 from scheduler.language_models.prompts import rows
 from scheduler.models import Prompt
 from tests.builders import NOW
@@ -53,7 +53,7 @@ def test_prompts_of_many_users_are_found_in_two_statements() -> None:
 def test_the_reasons_of_many_prompts_are_stored_in_one_statement(alice: User) -> None:
     waiting = [_prompt(alice) for _ in range(TEN)]
     gone = waiting.pop()
-    assert rows.cancel(gone, "alice", NOW)
+    assert rows.mark_cancelled(gone, "alice", NOW)
     reasons = {row.pk: f"position {place}" for place, row in enumerate([*waiting, gone])}
 
     assert _statements(lambda: rows.explain(reasons)) == 1

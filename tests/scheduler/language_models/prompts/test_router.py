@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.facts.prompts import Instance, Request, Service
+from scheduler.facts.language_models import Instance, Request, Service
 from scheduler.language_models.prompts.policy import RECENT_S, Router
 
 INSTANCE = Instance(id=1)

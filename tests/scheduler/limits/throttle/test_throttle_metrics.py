@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from monitor.models import Constraint
-from monitor.pages.metrics.gpus import Families
+from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy.mode import Mode

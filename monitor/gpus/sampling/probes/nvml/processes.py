@@ -27,10 +27,10 @@ from monitor.usage.policy.attribution import (
     AccountingSample,
     Attribution,
     Evidence,
+    UseSample,
     is_accounted,
     judge,
 )
-from monitor.usage.policy.samples import UseSample
 
 # GPU usage of each process, by the best NVML call that the driver supports.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -69,3 +70,29 @@ def _name(title: str, taken: set[str]) -> str:
         name, number = f"{base[: LONGEST - 4]} {number}", number + 1
     taken.add(name.casefold())
     return name
+
+
+# CSV of a report's users. Texts that a spreadsheet would run as a formula get an apostrophe.
+
+
+# Some spreadsheets read the wide forms of East Asian scripts like the others.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "＝", "＋", "－", "＠")
+
+
+def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """UTF-8 with one header row; unknown is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([harmless(row[name]) for name in columns])
+    return out.getvalue().encode()
+
+
+def harmless(value: Any) -> Any:
+    """The value for a spreadsheet: a text is never a formula."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA_STARTS):
+        return f"'{value}"
+    return value

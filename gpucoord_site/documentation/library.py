@@ -9,22 +9,15 @@ from functools import cache
 from html import escape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from django.conf import settings
-from django.contrib.auth.models import User
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
-
-from gpucoord_site import welcome
-from gpucoord_site.cli.main import COMMANDS
+from django.http import HttpRequest
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 # In the wheel the package has a copy of the folder.
 FOLDER = PACKAGE / "docs" if (PACKAGE / "docs").is_dir() else PACKAGE.parent / "docs"
 INDEX = "README"
@@ -337,54 +330,3 @@ def chapter_of(request: HttpRequest) -> str:
     match = request.resolver_match
     name = CHAPTERS.get(match.url_name or "") if match else None
     return url_of(name or INDEX)
-
-
-# The pages below /docs/: chapters of the documentation, their search, and the command line.
-
-
-LONGEST_SEARCH = 200
-
-
-@require_safe
-def index_page(request: HttpRequest) -> HttpResponse:
-    """The index, or the sections that have the words of `q`."""
-    text = request.GET.get("q", "")[:LONGEST_SEARCH].strip()
-    if not text:
-        return chapter_page(request, INDEX)
-    context = {"q": text, "hits": search(text), "most": MOST_HITS}
-    return render(request, "docs/search.html", context | _common())
-
-
-@require_safe
-def chapter_page(request: HttpRequest, name: str) -> HttpResponse:
-    try:
-        shown = chapter(name)
-    except NoChapter:
-        raise Http404(f"There is no chapter {name}.") from None
-    before, after = neighbours(name)
-    context = {
-        "chapter_shown": shown,
-        "before": before,
-        "after": after,
-    }
-    return render(request, "docs/chapter.html", context | _common())
-
-
-@require_safe
-def command_line(request: HttpRequest) -> HttpResponse:
-    """The commands, with the address of this server and the accounts of this user."""
-    config = settings.CONFIG
-    context = {
-        "address": config.public_url or request.build_absolute_uri("/").rstrip("/"),
-        "node": config.node,
-        "account": welcome.terminal_account(cast("User", request.user)),
-        "commands": [(name, text) for name, (text, _) in COMMANDS.items()],
-    }
-    return render(request, "docs/command_line.html", context | _common())
-
-
-def _common() -> dict[str, object]:
-    groups: dict[str, list[Entry]] = {}
-    for entry in index():
-        groups.setdefault(entry.group, []).append(entry)
-    return {"groups": list(groups.items())}
