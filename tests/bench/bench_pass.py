@@ -11,7 +11,8 @@ import select
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 SUBMISSIONS = 200
@@ -53,6 +54,7 @@ def _measure(jobs: int) -> None:
 
 def _drain(user: Any, jobs: int) -> tuple[float, int]:
     """CPU seconds and passes until all of so many jobs have ended."""
+    from django.db import transaction
     from django.utils import timezone
 
     from gpucoord_site.service import loops
@@ -68,7 +70,14 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     loop = loops.table()["scheduler"]
     held = leases.acquire(loop.lease(), me(), timezone.now())
     assert held is not None
-    step = loop.new_step(lambda: leases.guarded(held, timezone.now))
+
+    @contextmanager
+    def guarded() -> Iterator[None]:
+        with transaction.atomic():
+            leases.renew(held, timezone.now())
+            yield
+
+    step = loop.new_step(guarded)
     step.open()
     cpu_s, passes, begin = 0.0, 0, time.monotonic()
     with Listener(loop.wake or "") as heard:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -73,14 +71,6 @@ def renew(held: HeldLease, now: datetime, **fields: Any) -> None:
     mine = {"pk": held.spec.name, "epoch": held.epoch}
     if not update_rows(Lease, mine, expires_at=now + held.spec.ttl, **fields):
         raise LeaseLost(held.spec.name)
-
-
-@contextmanager
-def guarded(held: HeldLease, clock: Callable[[], datetime], **fields: Any) -> Iterator[None]:
-    """A transaction that first renews the lease; if the lease is lost, nothing is committed."""
-    with transaction.atomic():
-        renew(held, clock(), **fields)
-        yield
 
 
 def is_held(spec: LeaseSpec, epoch: int, now: datetime) -> bool:

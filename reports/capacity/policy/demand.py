@@ -36,7 +36,6 @@ from scheduler.limits.quotas.policy import charging, quotas
 from scheduler.limits.quotas.policy.quotas import CATCH_UP, QuotaPolicy, held, memory
 
 HOUR_S = 3600
-HOUR = timedelta(hours=1)
 
 
 def demand_hours(

@@ -11,8 +11,6 @@ from reports.figures.facts import Occupancy
 from reports.figures.policy.accounting import Holder, Split, split
 from reports.figures.policy.jobs import Waiting
 
-HOUR_S = 3600
-
 
 @dataclass(frozen=True, slots=True)
 class UseFact:

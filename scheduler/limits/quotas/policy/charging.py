@@ -113,11 +113,6 @@ def part(memory_bytes: int | None, exclusive: bool, gpu_bytes: int | None) -> fl
     return min(1.0, memory_bytes / gpu_bytes)
 
 
-def charges(snapshot: Snapshot, claims: Sequence[ClaimFact]) -> dict[str, Charge]:
-    """Charges by owner. A process with an unknown owner is charged to no user."""
-    return added(charges_on(gpu, snapshot, claims) for gpu in snapshot.gpus)
-
-
 def added(parts: Iterable[Mapping[str, Charge]]) -> dict[str, Charge]:
     """The charges of several GPUs together."""
     sums: dict[str, Charge] = {}
@@ -135,7 +130,10 @@ def added(parts: Iterable[Mapping[str, Charge]]) -> dict[str, Charge]:
 def charges_on(
     gpu: GpuReading, snapshot: Snapshot, claims: Sequence[ClaimFact]
 ) -> dict[str, Charge]:
-    """Part of one GPU that each owner takes. `claims`: also those on other GPUs."""
+    """Part of one GPU that each owner takes. `claims`: also those on other GPUs.
+
+    A process with an unknown owner is charged to no user.
+    """
     by_owner: dict[str, Charge] = {}
     here = [claim for claim in claims if claim.gpu_uuid == gpu.uuid]
     _gpu(gpu, here, snapshot.on(gpu.uuid), by_owner)

@@ -18,7 +18,6 @@ from monitor.facts.usage import CallCost
 
 NOT_FOUND, INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 6, 7, 12, 13
 RESET_REQUIRED = 16
-UNKNOWN = 999
 
 # The value is unavailable (not supported, no permission, no data, other struct version); it is
 # unknown, and the GPU is healthy.

@@ -307,9 +307,6 @@ class ProcessLists:
         return list(self._must(name, handle))
 
 
-NAMES = tuple(name for names in _CALLS.values() for name in names)
-
-
 MIG_ON = 1
 
 
