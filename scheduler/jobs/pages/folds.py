@@ -27,9 +27,9 @@ def folded(chosen: QuerySet[Job]) -> QuerySet[Job]:
     lines = chosen.filter(Q(array=None) | Q(pk__in=newest))
     if not is_on("batches"):
         return lines
-    newest = _items(chosen).values("batch").annotate(newest=Max("job")).values("newest")
+    of_batches = _items(chosen).values("batch").annotate(newest=Max("job")).values("newest")
     is_item = Exists(BatchItem.objects.filter(job=OuterRef("pk")))
-    return lines.filter(~Q(is_item) | Q(pk__in=newest))
+    return lines.filter(~Q(is_item) | Q(pk__in=of_batches))
 
 
 def folds_of(shown: Iterable[Job], chosen: QuerySet[Job], query: str) -> Mapping[int, Fold]:
