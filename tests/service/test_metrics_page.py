@@ -14,7 +14,7 @@ from gpucoord_site.config.settings import ConfigError, load_config
 from gpucoord_site.http.client_address import is_within
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.owners.accounts import rows
-from monitor.pages.metrics import collector as monitor_metrics
+from monitor.pages import metrics as monitor_metrics
 from tests.builders import gpu, process, snapshot
 from tests.monitor.scrape import Scrape
 
