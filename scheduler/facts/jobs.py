@@ -14,7 +14,7 @@ from monitor.facts import input_rules
 from monitor.facts.input_rules import is_storable
 from scheduler.facts.blockers import Blocker
 
-# What users can be notified of about their jobs.
+# Notices to users about their jobs.
 
 
 # Limits of a user's settings of notices.
