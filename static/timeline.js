@@ -83,7 +83,7 @@
   function drawHatch() {
     const plot = box().querySelector(".tl-plot");
     const { since, until } = span();
-    if (!plot || !plot.clientWidth) return;
+    if (!plot?.clientWidth || !plot.clientHeight) return;
     for (const hatch of box().querySelectorAll(".tl-defs pattern")) {
       const px = Number(hatch.dataset.px);
       write(hatch, "width", ((px * (until - since)) / plot.clientWidth).toFixed(1));

@@ -23,8 +23,8 @@ class Fold:
 def folded(chosen: QuerySet[Job]) -> QuerySet[Job]:
     """Of each batch and of each array, the newest job only."""
     arrays = chosen.order_by().filter(array__isnull=False)
-    newest = arrays.values("array").annotate(newest=Max("pk")).values("newest")
-    lines = chosen.filter(Q(array=None) | Q(pk__in=newest))
+    of_arrays = arrays.values("array").annotate(newest=Max("pk")).values("newest")
+    lines = chosen.filter(Q(array=None) | Q(pk__in=of_arrays))
     if not is_on("batches"):
         return lines
     of_batches = _items(chosen).values("batch").annotate(newest=Max("job")).values("newest")

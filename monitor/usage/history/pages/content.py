@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,10 +12,12 @@ from django.utils import timezone
 
 from monitor.facts.formats import GIB
 from monitor.facts.readings import GPU_FIELDS, ProcessReading
+from monitor.gpus.policy.health import HealthPolicy
 from monitor.incidents.policy.thresholds import COVERAGE_PCT
 from monitor.incidents.rules.memory import IDLE_GIB, IDLE_PCT
 from monitor.models import Gpu, ProcessUse
 from monitor.pages.live.cards import in_gib
+from monitor.thresholds import rows as thresholds
 from monitor.usage.history.pages import chart_panels
 from monitor.usage.history.pages import chart_panels as history_charts
 from monitor.usage.history.pages.chart_panels import (
@@ -38,10 +40,11 @@ from monitor.usage.rows.rollups import GPUS, HOSTS, RollupLevels, summed
 LEAST_IDLE_S = 600.0
 # Uses are added up in whole readings; a mean over less time than this could be far too high.
 SHORTEST_MEAN_S = 5.0
+TEMPERATURE = "temperature_c"
 
 
-def gpu_panels(row: Gpu, window: HistoryWindow) -> list[Panel]:
-    """A chart of each figure with roll-ups."""
+def gpu_panels(row: Gpu, window: HistoryWindow, hot_c: float) -> list[Panel]:
+    """A chart of each figure with roll-ups. hot_c: where the GPU gets no new jobs any more."""
     panels = []
     for figure in GPU_FIELDS:
         if (rollup := figure.rollup) is None:
@@ -53,7 +56,10 @@ def gpu_panels(row: Gpu, window: HistoryWindow) -> list[Panel]:
             lines = (ChartLine("highest", highest(rollup.greatest, figure.scale)),)
         top = figure.shown(figure.meter.top_of(row)) if figure.meter else None
         limit = top if figure.meter and figure.meter.is_limit else None
-        panels.append(Panel(figure.label, figure.unit_shown, lines, top=top, limit=limit))
+        panel = Panel(figure.label, figure.unit_shown, lines, top=top, limit=limit)
+        if figure.name == TEMPERATURE:
+            panel = replace(panel, top=max(top or 0.0, hot_c), limit=hot_c, limit_word="too hot at")
+        panels.append(panel)
     return panels
 
 
@@ -185,9 +191,10 @@ def gpu(row: Gpu, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
     chosen = window(query, now)
     rows = sums(GPUS, row.uuid, chosen)
     people = usage_sums.by_owner(row.uuid, chosen.in_minutes)
+    panels = gpu_panels(row, chosen, thresholds.current(HealthPolicy).hot_c)
     return {
         **ranges(chosen, now),
-        "history": drawn(gpu_panels(row, chosen), rows, chosen, now, coverage(rows, chosen)),
+        "history": drawn(panels, rows, chosen, now, coverage(rows, chosen)),
         "people": people,
         "strips": chart_panels.strips([row], int(now.timestamp())),
     }

@@ -39,7 +39,9 @@ def row(t: int = T - 60, **changes: Any) -> dict[str, Any]:
 
 def shown(*rows: dict[str, Any], window: HistoryWindow = HOUR, **gpu: Any) -> History:
     facts = {"memory_total_bytes": 80 * GIB, "power_limit_w": 700.0} | gpu
-    return history(content.gpu_panels(Gpu(**facts), window), rows, window, coverage(rows, window))
+    return history(
+        content.gpu_panels(Gpu(**facts), window, 85.0), rows, window, coverage(rows, window)
+    )
 
 
 def tops(found: History) -> list[float]:
@@ -51,6 +53,8 @@ def test_scales_come_from_totals_and_limits() -> None:
 
     assert tops(found) == [100, 80, 800, 100]
     assert found.charts[2].limit_text == "limit 700 W"
+    assert found.charts[3].limit_text == "too hot at 85 °C"
+    assert found.charts[3].frame.limit_y == 15.0
 
 
 def test_a_scale_without_a_total_fits_what_was_seen() -> None:
