@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connection
 from django.db.models import Count, Exists, F, OuterRef, QuerySet, Subquery
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from monitor.facts.answers import fact_from
@@ -52,7 +52,40 @@ def loads(text: str) -> Snapshot:
 
     Raises ValueError.
     """
-    return _SNAPSHOT.validate_json(text)
+    try:
+        return _SNAPSHOT.validate_json(text)
+    except ValidationError as error:
+        try:
+            body = _of_tables(json.loads(text))
+        except (AttributeError, KeyError, TypeError):
+            raise error from None
+        return _SNAPSHOT.validate_json(json.dumps(body))
+
+
+def _of_tables(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot of earlier builds, with tables of columns and rows, in the form of `dumps`.
+
+    A GPU that is closed since before the upgrade stays so.
+    """
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        names, values = body.get(name) or ([], [])
+        return [dict(zip(names, row, strict=True)) for row in values]
+
+    of_host = {name: row for name in ("pressure", "counters", "limits") for row in rows(name)}
+    host = {**body["host"], **of_host, "disks": rows("disks")}
+    tables = ("gpus", "processes", "health", "instances", "costs", "owners")
+    whole = {**body, "host": host, **{name: rows(name) for name in tables}}
+    for health in whole["health"]:
+        health["ailments"] = _named(health.get("ailments"), "code", "condition", "text")
+    for owner in whole["owners"]:
+        names = ("program", "memory_bytes", "level_bytes", "level_since")
+        owner["residents"] = _named(owner.get("residents"), *names)
+    return whole
+
+
+def _named(rows: list[Any] | None, *names: str) -> list[dict[str, Any]]:
+    return [dict(zip(names, row, strict=True)) for row in rows or ()]
 
 
 _SAMPLED = tuple(field.name for field in GPU_FIELDS if field.is_sampled)
