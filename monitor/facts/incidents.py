@@ -23,7 +23,7 @@ INCIDENT_ANSWERS = (
     ),
     _listed("text", str),
     _listed("rule", str),
-    _listed("severity", str, "info: no job waits. warning: others wait. error: for long."),
+    _listed("severity", str, "info: no job waits. warning: others waited. error: for long."),
     AnswerField("host", str),
     _listed("gpu_uuid", str | None, source="gpu_id"),
     AnswerField("program", str | None),

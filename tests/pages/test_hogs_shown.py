@@ -40,7 +40,7 @@ def test_a_hog_has_its_badge_in_the_row_of_its_gpu_and_on_the_process(
     assert f'href="/incidents/{row.pk}/"' in row_of(html, 1)
     assert f'href="/incidents/{row.pk}/"' not in row_of(html, 0)
     assert detail.count(f'href="/incidents/{row.pk}/"') == 2
-    assert "others wait" in detail
+    assert "others waited" in detail
 
 
 def test_a_gpu_with_a_hog_keeps_its_place(alice: User, as_user: AsUser) -> None:
@@ -54,14 +54,14 @@ def test_a_gpu_with_a_hog_keeps_its_place(alice: User, as_user: AsUser) -> None:
 def test_the_page_of_a_gpu_names_its_hog(alice: User, as_user: AsUser) -> None:
     made(gpu_id=gpu_uuid(1), pid=PID)
     head = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/").split('id="figures"')[0]
-    assert "others wait" in head
+    assert "others waited" in head
 
 
 def test_the_page_of_a_process_says_that_it_hogs(alice: User, as_user: AsUser) -> None:
     idle_for(5)
     made(gpu_id=gpu_uuid(1), pid=PID)
     use = ProcessUse.objects.get()
-    assert "others wait" in get(as_user(alice), f"/processes/{use.pk}/")
+    assert "others waited" in get(as_user(alice), f"/processes/{use.pk}/")
 
 
 def test_an_incident_stands_once_on_the_dashboard_with_its_action(

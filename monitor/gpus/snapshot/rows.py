@@ -18,6 +18,7 @@ from pydantic_core import PydanticSerializationError
 
 from monitor.facts.answers import fact_from
 from monitor.facts.claims import JOB_KINDS, ClaimFact, ClaimKind, GpuTask
+from monitor.facts.input_rules import parse_json
 from monitor.facts.presence import Presence
 from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, HostReading, Snapshot
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
@@ -56,7 +57,7 @@ def loads(text: str) -> Snapshot:
         return _SNAPSHOT.validate_json(text)
     except ValidationError as error:
         try:
-            body = _of_tables(json.loads(text))
+            body = _of_tables(parse_json(text))
         except (AttributeError, KeyError, TypeError):
             raise error from None
         return _SNAPSHOT.validate_json(json.dumps(body))
