@@ -254,6 +254,7 @@ def test_the_owner_at_the_pointer_is_lit_up_everywhere(open_page: Open) -> None:
 
 def test_a_narrow_bar_has_the_mark_of_its_owner(open_page: Open) -> None:
     page = open_page("/timeline/")
+    expect(page.locator(".tl-label").first).to_be_attached()
     shown = page.evaluate(
         """() => {
           const label = document.querySelector(".tl-label"), now = Date.now() / 1000;
