@@ -18,7 +18,7 @@ from scheduler.jobs.lifecycle.policy.retries import MOST_LOST
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import queue_facts, transitions
-from scheduler.models import Attempt, Job
+from scheduler.models import Attempt, Job, ModelService
 from scheduler.queue.blockers.wording import text
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
@@ -63,6 +63,50 @@ def test_the_end_of_a_job_has_its_gpus_read_at_once_if_another_waits_for_one(
     _end(jobs_made.running(alice), exit_code=0)
 
     assert woken == ["sampler"] * gpus
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"exit_code": 3}, "failed with exit code 3"),
+        ({"exit_code": None, "signal": 9}, "failed with signal 9"),
+        ({"exit_code": 0}, "succeeded"),
+    ],
+)
+def test_the_event_of_an_end_says_how_the_job_ended(
+    alice: User, facts: dict[str, Any], words: str
+) -> None:
+    job = _end(jobs_made.running(alice, name="train"), **facts)
+
+    assert Event.objects.get(kind="JOB_FINISHED").text == f"Job {job.pk} (train) {words}"
+
+
+def test_a_job_that_is_stopped_without_a_request_is_told_with_the_reason(alice: User) -> None:
+    job = jobs_made.running(alice, name="train")
+
+    assert transitions.mark_stopping(_attempt(job), "It exceeded its memory.", NOW)
+
+    event = Event.objects.get(kind="JOB_STOPPING")
+    assert (event.text, event.severity) == (
+        f"Job {job.pk} (train): It exceeded its memory.",
+        "warning",
+    )
+    assert not transitions.mark_stopping(_attempt(job), "Once more.", NOW)
+
+
+def test_the_claim_of_a_job_of_a_model_is_one_of_a_model(alice: User) -> None:
+    service = ModelService.objects.create(name="m", argv=["serve"])
+    of_model, other = jobs_made.waiting(alice), jobs_made.waiting(alice)
+    Job.objects.filter(pk=of_model.pk).update(model_service=service)
+
+    for index, job in enumerate((of_model, other)):
+        jobs_made.place_again(job, (index,))
+
+    claims = Claim.objects.order_by("pk").values_list("job_ref", "kind", "phase", "tasks_completed")
+    assert list(claims) == [
+        (str(of_model.pk), "llm", "booting", 0),
+        (str(other.pk), "script", "", None),
+    ]
 
 
 def test_a_job_killed_with_its_machine_ended_when_it_was_last_seen(alice: User) -> None:
