@@ -36,7 +36,7 @@ def recommendations(
     named = {advice.user for advice in contacts}
     return (
         *contacts,
-        # To lower a share is the means for jobs; those to be contacted can act by themselves.
+        # A user who is to be contacted gets no second advice about the same use.
         *(_lower_share(user) for user in above if user.user not in named),
         *_raised_quotas(users, totals),
         *_of_sizes(users),

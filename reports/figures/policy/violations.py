@@ -93,7 +93,8 @@ def above_entitlement(
 ) -> tuple[UserFigures, ...]:
     """Users who held more than their entitlement and made others wait, most wait first.
 
-    Whose own time was measured badly is not accused, but for violations, which were measured well.
+    A user whose time was measured badly is left out, unless a violation names that user: each
+    violation was measured well.
     """
     violators = {violation.user for violation in violations}
     rows = [
