@@ -399,11 +399,17 @@ VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedState:
-    """records: each once, first the `open` ones, then the `ended` ones; the minutes name them."""
+class CarriedBy:
+    """The version of the code and the probe that wrote a state."""
 
     version: int
     probe: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedState(CarriedBy):
+    """records: each once, first the `open` ones, then the `ended` ones; the minutes name them."""
+
     swept_at: datetime | None
     records: list[ProcessRecord]
     open: int
@@ -413,7 +419,7 @@ class CarriedState:
     marks: dict[str, GpuMark]
 
 
-_STATE = TypeAdapter(CarriedState)
+_BY, _STATE = TypeAdapter(CarriedBy), TypeAdapter(CarriedState)
 
 
 def dumps(
@@ -441,9 +447,9 @@ def loads(
     text: str, probe: str, policy: UsePolicy
 ) -> tuple[ProcessUses, dict[str, GpuMark]] | None:
     """None if there is no text, or if another probe or version wrote it. Raises ValueError."""
-    state = _STATE.validate_json(text) if text else None
-    if state is None or (state.version, state.probe) != (VERSION, probe):
+    if not text or _BY.validate_json(text) != CarriedBy(version=VERSION, probe=probe):
         return None
+    state = _STATE.validate_json(text)
     records, count = state.records, state.open
     uses = ProcessUses(
         policy=policy,

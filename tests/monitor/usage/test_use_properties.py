@@ -226,3 +226,14 @@ def test_the_minutes_of_an_unwatched_time_hold_no_memory_and_no_peak() -> None:
     assert [amounts.held_s for amounts in minutes.values()] == pytest.approx([60] * 5)
     assert minutes[120].known_s == minutes[120].memory_known_s == 0
     assert minutes[120].peak_memory_bytes is None
+
+
+def test_a_state_of_another_probe_or_version_is_left_without_an_error() -> None:
+    earlier = '{"version": 1, "probe": "x", "names": [], "uses": [], "open": 0}'
+    empty = accounting.dumps("x", ProcessUses(policy=UsePolicy()), {})
+
+    assert accounting.loads(empty, "x", UsePolicy()) is not None
+    assert [accounting.loads(text, "x", UsePolicy()) for text in ("", earlier)] == [None, None]
+    assert accounting.loads(empty, "y", UsePolicy()) is None
+    with pytest.raises(ValueError):
+        accounting.loads("{", "x", UsePolicy())
