@@ -49,7 +49,7 @@ from gpucoord_site.service.startup_checks import (
 from gpucoord_site.service.supervisor import Supervisor
 from monitor.facts.accounts import LocalAccounts
 from monitor.journal.rows import audit
-from monitor.owners.accounts import rows
+from monitor.owners.accounts import rows as os_accounts
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id, start_ticks
 from monitor.runtime.probes.service_state import ChildState, ServiceState
@@ -187,7 +187,7 @@ def _prepare(config: Config, port: int | None, log_port: int | None) -> None:
         check_nvml(is_set=bool(config.require_nvml))
     prepare_database()
     join(config, port, log_port)
-    rows.adopt_earlier_users(timezone.now())
+    os_accounts.adopt_earlier_users(timezone.now())
     _hold_unrecorded(config)
     _skip_used_numbers(config)
     disks = disk_problems(config, thresholds.current(DiskPolicy))
