@@ -17,7 +17,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.processes.service import Service
+from tests.processes.service import Service, wait_until
 
 WIDE: ViewportSize = {"width": 1400, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -44,8 +44,17 @@ document.addEventListener("securitypolicyviolation", (event) =>
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """It has read its GPUs once: whichever test comes first finds the pages of a running one."""
     with Service(tmp_path_factory.mktemp("browser") / "data") as service:
+        wait_until(lambda: has_use(service), 30, "the first use of a GPU")
         yield service
+
+
+def has_use(service: Service) -> bool:
+    with sqlite3.connect(service.database, timeout=10) as database:
+        (has_one,) = database.execute("SELECT EXISTS (SELECT 1 FROM monitor_processuse)").fetchone()
+    database.close()
+    return bool(has_one)
 
 
 @pytest.fixture(scope="module")

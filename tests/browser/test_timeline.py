@@ -159,6 +159,8 @@ def test_an_update_of_all_rows_keeps_the_focused_bar_and_what_is_said_about_it(
 
 def test_a_row_with_four_lanes_has_room_for_their_names(open_page: Open) -> None:
     page = open_page("/timeline/")
+    # A service that has just started knows no GPU yet.
+    expect(page.locator(".tl-row svg").first).to_be_attached()
     heights = page.evaluate(
         """() => [...document.querySelectorAll(".tl-row")].slice(0, 1).map((row) => {
           row.classList.add("tall");

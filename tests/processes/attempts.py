@@ -37,6 +37,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def doing(pid: int) -> str:
+    """Pid, name, state and parent; then where in the kernel it waits."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().split()[:4]
+        return f"{' '.join(stat)} {Path(f'/proc/{pid}/wchan').read_text()}"
+    except OSError as error:
+        return f"{pid} {error.strerror}"
+
+
 def kill_runners(started: Started) -> None:
     """SIGKILL for a runner and its guardian, so that neither can take over."""
     assert started.guardian_pid > 0
@@ -83,8 +92,19 @@ class RunningAttempt:
         return start
 
     def result(self, *, within_s: float = 10.0) -> Result:
-        end: Result = wait_for(lambda: self.look().result, within_s=within_s)
+        try:
+            end: Result = wait_for(lambda: self.look().result, within_s=within_s)
+        except AssertionError as error:
+            error.add_note(self.described())
+            raise
         return end
+
+    def described(self) -> str:
+        """Its files, and what its processes do."""
+        started = self.look().started
+        pids = (started.guardian_pid, started.runner_pid, started.pid) if started else ()
+        names = sorted(path.name for path in self.folder.iterdir())
+        return f"{names}, processes: {[doing(pid) for pid in pids]}"
 
     def log(self) -> str:
         return (self.folder / files.LOG).read_text()
