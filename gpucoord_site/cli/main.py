@@ -160,6 +160,23 @@ NEEDS_ALL = (
     "gpucoord {name} is not part of gpucoord-client ({missing} is missing)."
     " It belongs to the whole package, which is installed where the service runs."
 )
+# Words of other schedulers and of the shell, by the command that does the same here.
+ELSEWHERE = {
+    **dict.fromkeys(("jobs", "list", "ls", "ps", "status", "squeue", "qstat"), "queue"),
+    **dict.fromkeys(("sbatch", "add", "enqueue", "qsub"), "submit"),
+    **dict.fromkeys(("kill", "stop", "scancel", "remove", "rm", "delete", "qdel"), "cancel"),
+    **dict.fromkeys(("retry", "rerun", "restart"), "resubmit"),
+    **dict.fromkeys(("log", "tail", "follow"), "logs"),
+    **dict.fromkeys(("info", "job", "describe"), "show"),
+    **dict.fromkeys(("gpu", "nvidia-smi", "sinfo"), "gpus"),
+    **dict.fromkeys(("start", "serve"), "up"),
+    **dict.fromkeys(("srun", "exec"), "run"),
+    **dict.fromkeys(("sacct", "past"), "history"),
+    "doctor": "check",
+    "users": "user",
+    "quotas": "quota",
+    "incident": "incidents",
+}
 USAGE_ERROR = 2
 OUTPUT_FAILED = 125
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -248,6 +265,8 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         text = f"gpucoord {name} is switched off on this machine (setting `extensions`)."
         print(text, file=sys.stderr)
         return USAGE_ERROR
+    if is_client_alone() and name not in ours and name != "help":
+        return _unknown(name)
     target = ours.get(name, ("", None))[1]
     try:
         if name == "help":
@@ -299,10 +318,15 @@ def _django(name: str, rest: list[str]) -> int:
     if name in COMMANDS or name == "help" or name in _commands_of_apps():
         ManagementUtility(["gpucoord", name, *rest]).execute()
         return 0
-    close = get_close_matches(name, COMMANDS, 1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    print(f"gpucoord: there is no command {name!r}.{hint}\n", file=sys.stderr)
-    print(front_page(), file=sys.stderr, end="")
+    return _unknown(name)
+
+
+def _unknown(name: str) -> int:
+    close = [ELSEWHERE[name]] if name in ELSEWHERE else get_close_matches(name, COMMANDS, 1)
+    hint = "`gpucoord help` lists them."
+    if close:
+        hint = f"Did you mean {close[0]}? ({COMMANDS[close[0]][0]})"
+    print(f"gpucoord: there is no command {name!r}. {hint}", file=sys.stderr)
     return USAGE_ERROR
 
 

@@ -44,6 +44,23 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert said.endswith("exit code 2")
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("jobs", "queue"), ("sbatch", "submit"), ("kill", "cancel"), ("ps", "queue")],
+)
+def test_the_word_of_another_tool_is_answered_with_ours(
+    typed: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main._run([typed], main.COMMANDS) == main.USAGE_ERROR
+
+    assert f"there is no command '{typed}'. Did you mean {name}?" in capsys.readouterr().err
+
+
+def test_each_word_of_other_tools_leads_to_a_command() -> None:
+    assert set(main.ELSEWHERE.values()) <= set(main.COMMANDS)
+    assert not set(main.ELSEWHERE) & set(main.COMMANDS)
+
+
 @pytest.mark.parametrize("name", sorted(set(main.COMMANDS) - {"version"}))
 def test_each_command_explains_itself(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
