@@ -24,6 +24,13 @@
 
   // ---- Places ----
 
+  // Measured when all is drawn: a measurement after each update would lay out the page once more.
+  let width = 0, scale = 1;
+  function measure() {
+    width = plots[0]?.clientWidth || 0;
+    scale = letterScale();
+  }
+
   function place(plots) {
     const { since, until } = span();
     const length = until - since, now = settled(length);
@@ -44,7 +51,6 @@
 
   // Most labels have no room, and most of the others stay where they are: only changes are written.
   function placeLabels(plots, since, length, now) {
-    const width = plots[0].clientWidth, scale = letterScale();
     const x = (t) => Math.min(100, Math.max(0, (100 * (t - since)) / length));
     for (const plot of plots) {
       for (const label of plot.parentElement.querySelectorAll(".tl-label")) {
@@ -134,8 +140,11 @@
     grid.dataset.drawn = "";
   }
 
+  let drawnAt = 0;
   function draw() {
     if (!box()) return;
+    drawnAt = settled(span().until - span().since);
+    measure();
     place(box().querySelectorAll(".tl-plot"));
     drawAxis();
     drawHatch();
@@ -369,6 +378,7 @@
   document.addEventListener("htmx:after:swap", () => {
     if (!box()) return;
     restore();
+    if (!width) measure();
     // An update loses the marks of what it replaces. Most updates are of other parts of the page.
     place([...plots].filter((plot) => plot.dataset.placed === undefined));
     if (grids[0].dataset.drawn === undefined) {
@@ -377,7 +387,7 @@
     }
   });
   window.setInterval(() => {
-    if (!document.hidden && !drag) draw();
+    if (!document.hidden && !drag && drawnAt !== settled(span().until - span().since)) draw();
   }, 15_000);
   window.addEventListener("resize", draw);
 

@@ -55,11 +55,12 @@ window.gpucoord = {};
   // A collection by name is kept by the browser; a selector would search thousands of bars.
   const times = document.getElementsByTagName("time");
 
-  function freshenRelative() {
+  function freshenRelative(elements) {
     const now = Date.now() / 1000 + app.skew;
-    for (const element of times) {
-      const kind = element.dataset.time, at = Date.parse(element.getAttribute("datetime")) / 1000;
+    for (const element of elements) {
+      const kind = element.dataset.time;
       if (!RELATIVE.includes(kind)) continue;
+      const at = Date.parse(element.getAttribute("datetime")) / 1000;
       const text = kind === "short" ? app.duration(now - at).split(" ", 2).join(" ")
         : kind === "ago" ? `${app.duration(now - at)} ago`
         : kind === "in" ? `in ${app.duration(at - now)}`
@@ -92,13 +93,16 @@ window.gpucoord = {};
   let shownOn = "";
   function tick() {
     if (new Date(Date.now() + 1000 * app.skew).toDateString() !== shownOn) freshenMoments(document);
-    freshenRelative();
+    freshenRelative(times);
   }
 
   document.addEventListener("htmx:before:swap", (event) => {
-    for (const { fragment } of event.detail.tasks || []) if (fragment) freshenMoments(fragment);
+    for (const { fragment } of event.detail.tasks || []) {
+      if (!fragment) continue;
+      freshenMoments(fragment);
+      freshenRelative(fragment.querySelectorAll("time"));
+    }
   });
-  document.addEventListener("htmx:after:swap", freshenRelative);
 
   // ---- Work of each second: together with the figures that come then, so that one frame has all ----
 

@@ -39,7 +39,8 @@ POLL_S = 1.0
 # of many hosts together.
 BURST_S = 0.1
 READINGS_EVERY_S = 0.15
-# Regions are loaded this long after a reading was sent, because both share the interpreter.
+# Regions are loaded this long after a reading was sent, because both share the interpreter, and are
+# sent with the next reading, because each frame costs the browser a style, a layout and a paint.
 REGIONS_DELAY_S = 0.2
 REGIONS_EVERY_S = 1.0
 UNREADABLE = "The database can't be read; the figures below are old."
@@ -80,6 +81,8 @@ class Hub:
         self._starting = threading.Lock()
         self._snapshots: Sequence[Snapshot] = ()
         self._shown_seqs: Seqs = []
+        # Whether regions were loaded that no frame has yet.
+        self._is_due = False
         self._faults = FaultLog(logger)
         self._nudge_r, self._nudge_w = os.pipe()
         os.set_blocking(self._nudge_w, False)
@@ -133,11 +136,14 @@ class Hub:
             os.read(self._nudge_r, 4096)
 
     def _watch(self) -> None:
-        """While there are viewers: show each reading at once, and the regions a moment later."""
+        """While there are viewers: show each reading at once, and the regions with the next one.
+
+        A change of jobs is shown without waiting for a reading.
+        """
         with Listener("live") as wakes:
             self.tick(timezone.now())
             ticked_at = shown_at = monotonic()
-            # When regions follow the readings; None: no reading was shown since the last ones.
+            # When regions are loaded; None: no reading was shown since then.
             regions_at: float | None = None
             while True:
                 until = monotonic() + POLL_S if regions_at is None else regions_at
@@ -178,19 +184,22 @@ class Hub:
         return wakes.drain() if wake_fd in ready else []
 
     def tick(self, now: datetime, *, is_read: bool = False) -> None:
-        """Show changed readings and regions. `is_read`: the readings were read a moment ago."""
+        """Show changed readings and regions.
+
+        is_read: readings were shown a moment ago; changed regions wait for the next ones.
+        """
         topics = self._topics()
         with self._faults_reported():
             is_known = self._shown_seqs and self.frame and topics <= self.frame.boards.keys()
             is_new = not is_known or not (is_read or self._seqs() == self._shown_seqs)
             if is_new:
                 self._read_for(topics)
-            is_new |= self._renderer.load_regions(topics, now)
-            if is_new:
+            self._is_due |= self._renderer.load_regions(topics, now)
+            if is_new or (self._is_due and not is_read):
                 self.publish(self._renderer.frame(self._snapshots, topics, now))
 
     def show_readings(self, now: datetime) -> None:
-        """Show the newest readings without loading the regions."""
+        """Show the newest readings, with the regions that were loaded last."""
         topics = self._topics()
         with self._faults_reported():
             self._read_for(topics)
@@ -225,6 +234,7 @@ class Hub:
     def publish(self, frame: Frame) -> None:
         """Make this the newest frame and wake all viewers. Called from any thread."""
         self.frame = frame
+        self._is_due = False
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake_viewers)
 

@@ -289,7 +289,7 @@ def mood(hub: Hub) -> Mood:
     return mood
 
 
-async def test_readings_do_not_wait_for_regions(
+async def test_regions_of_a_reading_are_sent_with_the_next_one(
     hub: Hub, server: Server, mood: Mood, connect: Connect
 ) -> None:
     socket = Socket()
@@ -302,11 +302,31 @@ async def test_readings_do_not_wait_for_regions(
     loads = mood.loads
     hub.tick(NOW, is_read=True)
     await settle()
+    sent = len(socket.got)
+    server.take(gpus=[gpu(utilization_pct=78.0)])
+    hub.show_readings(NOW)
+    await settle()
 
-    assert loads == 1
+    assert (loads, sent) == (1, 2)
     assert socket.got[1]["g"][0][0] == 77
     assert "content" not in socket.got[1]
+    assert socket.got[2]["g"][0][0] == 78
     assert 'id="region-mood"' in socket.got[2]["content"]
+
+
+async def test_regions_of_a_reading_are_sent_alone_when_no_other_reading_comes(
+    hub: Hub, server: Server, mood: Mood, connect: Connect
+) -> None:
+    socket = Socket()
+    connect(socket)
+    await tick(hub, server)
+    mood.word = "angry"
+    hub.show_readings(NOW)
+    hub.tick(NOW, is_read=True)
+    hub.tick(NOW)
+    await settle()
+
+    assert 'id="region-mood"' in socket.got[-1]["content"]
     assert server.reads == 2
 
 
