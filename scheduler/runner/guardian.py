@@ -115,6 +115,9 @@ def fork_runner() -> tuple[socket.socket, int] | RunnerState:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1})
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    # Before the fork: on a busy machine the runner may have started the job, and be killed, before
+    # this process runs again.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     guardian = os.getpid()
     runner = os.fork()
@@ -143,9 +146,7 @@ def _become_guardian(channel: int) -> None:
         os.dup2(nothing, stream)
     os.closerange(3, channel)
     os.closerange(channel + 1, MESSAGE_BYTES)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_NAME, GUARDIAN.encode(), 0, 0, 0)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, GUARDIAN.encode(), 0, 0, 0)
 
 
 def _received(channel: socket.socket, runner: int) -> RunnerState:
@@ -186,8 +187,12 @@ class JobEnding:
     yielded: bool = False
 
 
+class JobLostError(Exception):
+    """Another process has collected the job's first process: its exit code is unknown."""
+
+
 class Watch:
-    """`run()` returns when no process of the job is left. HEARD must be blocked."""
+    """`run()` returns when no process of the job is left. HANDLED_SIGNALS must be blocked."""
 
     def __init__(
         self,
@@ -223,10 +228,12 @@ class Watch:
             self._stop(stopped)
 
     def run(self) -> JobEnding:
+        """Raises JobLostError."""
         heard = None
         while True:
-            childless = self._job.reap()
-            if self._job.status is not None and childless:
+            if self._job.reap():
+                if self._job.status is None:
+                    raise JobLostError
                 return JobEnding(self._job.status, self._stopped, self._leave_at is not None)
             if self._job.status is not None:
                 self._end_leftovers()

@@ -35,6 +35,7 @@ from scheduler.runner.guardian import (
     RUNNER,
     GuardedJob,
     JobEnding,
+    JobLostError,
     RunnerState,
     Watch,
     become_runner,
@@ -218,6 +219,9 @@ def _go_on(runner: Running, child: Child, state: RunnerState) -> None:
         watch = _watch(runner, runner.job)
         watch.take_over(state.status, state.stopped)
         result = _follow(runner, watch, child)
+    except JobLostError:
+        # Without a result and a runner, the scheduler records the attempt as lost.
+        return
     except Exception as error:
         result = Result(nonce=runner.spec.nonce, ended_at=time.time(), problem=_fault(error))
     if result.problem == HELD:

@@ -158,6 +158,55 @@ def test_a_guardian_knows_that_its_job_was_never_let_go() -> None:
     assert done.stdout == "('held', 0)", done.stderr
 
 
+LATE = """
+import os, signal, time
+from scheduler.runner import guardian
+become = guardian._become_guardian
+def become_late(channel):
+    time.sleep(0.3)
+    become(channel)
+guardian._become_guardian = become_late
+forked = guardian.fork_runner()
+if not isinstance(forked, guardian.RunnerState):
+    if os.fork() == 0:
+        time.sleep(0.6)
+        os._exit(5)
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_guardian_that_is_late_takes_over_the_job_of_a_runner_killed_at_once() -> None:
+    program = [sys.executable, "-c", LATE]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 5, done.stderr
+
+
+COLLECTED = """
+import os, sys
+from scheduler.runner import guardian
+from scheduler.runner.confine.confinement import Confinement
+from scheduler.runner.spec import Spec
+spec = Spec(job_id=1, attempt=1, nonce="n", argv=["true"], cwd="/", env={}, account="")
+watch = guardian.Watch(
+    guardian.GuardedJob(999_999), time_limit_s=None, grace_s=1.0, pass_on_yield=lambda: None,
+    confinement=Confinement(spec),
+)
+try:
+    watch.run()
+except guardian.JobLostError:
+    print("lost")
+"""
+
+
+def test_a_watch_without_any_child_waits_for_nothing() -> None:
+    program = [sys.executable, "-c", COLLECTED]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout == "lost\n", done.stderr
+
+
 def storm(
     spawner: RunnerStarter, folder: Path, jobs: int, seed: int
 ) -> list[tuple[int, int | None]]:
