@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
@@ -12,11 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError, connection, connections
-from django.db.models import QuerySet
+from django.db import connection, connections
 
 from gpucoord_site import __version__
 from gpucoord_site.service import children
@@ -30,31 +27,17 @@ from gpucoord_site.service.children import (
 from gpucoord_site.service.lifeline import VARIABLE
 from gpucoord_site.service.listeners import ListenerReport, LoginListener
 from gpucoord_site.service.model_endpoint import EndpointSocket
+from gpucoord_site.service.task_queue import (
+    has_reports_to_write,
+    run_cluster,
+    run_report_cluster,
+)
 from gpucoord_site.service.watchdog import Watchdog, WebWatch
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ListenerState, ServiceState
 from monitor.runtime.rows import database
 from monitor.runtime.rows.item_isolation import FaultLog
-from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
-
-# Without tasks the cluster of reports ends after this time.
-REPORTS_IDLE_S = 10.0
-
-
-def run_cluster() -> int:
-    """Run until SIGTERM; returns the exit code, not 0 if its sentinel died."""
-    from django_q.cluster import Cluster
-
-    from gpucoord_site.service import loops
-
-    loops.preload()
-    gc.freeze()
-    cluster = Cluster()
-    cluster.start()
-    cluster.sentinel.join()
-    return 1 if cluster.sentinel.exitcode else 0
-
 
 LOOK_EVERY_S = 0.5
 # Time from the first signal to SIGKILL.
@@ -364,52 +347,3 @@ def _next_dead() -> int | None:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended.si_pid if ended else None
     return None
-
-
-def has_reports_to_write() -> bool:
-    """Whether a task waits in the queue of this host's reports, or one is being run."""
-    return bool(_QUEUED.rows(settings.REPORT_CLUSTER["cluster_name"]))
-
-
-def _queued(name: str) -> QuerySet[Any]:
-    from django_q.models import OrmQ
-
-    rows: QuerySet[Any] = OrmQ.objects.filter(key=name).values_list("pk", flat=True)
-    return rows[:1]
-
-
-_QUEUED: PreparedQuery[str, int] = PreparedQuery(_queued, TEXT_MARK)
-
-
-def run_report_cluster() -> int:
-    """Run the long tasks of this host, one at a time, until there are none; returns the exit code.
-
-    The canary never waits behind them, as their queue and workers are their own.
-    """
-    from django_q.cluster import Cluster
-    from django_q.conf import Conf
-
-    for name, value in settings.REPORT_CLUSTER.items():
-        setattr(Conf, name.upper(), value)
-    gc.freeze()
-    cluster = Cluster()
-    cluster.start()
-    busy_t = time.monotonic()
-    while time.monotonic() - busy_t < REPORTS_IDLE_S:
-        cluster.sentinel.join(1.0)
-        if not cluster.sentinel.is_alive():
-            return 1 if cluster.sentinel.exitcode else 0
-        if _has_reports():
-            busy_t = time.monotonic()
-    cluster.stop()
-    return 0
-
-
-def _has_reports() -> bool:
-    """A task stays in the queue until it is done. A database that is away says nothing."""
-    try:
-        return has_reports_to_write()
-    except DatabaseError:
-        return True
-    finally:
-        connections.close_all()

@@ -139,8 +139,8 @@ def test_a_page_says_that_its_figures_are_stale(open_page: Open, service: Servic
     live = page.locator("#connection")
     expect(live).to_have_attribute("data-state", "live")
     # The supervisor too, or it would start the loops anew.
-    stopped = [service.process.pid, service.child("tasks"), service.sentinel()]
-    stopped += children(service.sentinel())
+    stopped = [service.process.pid, service.child("tasks")]
+    stopped += children(service.child("tasks"))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:

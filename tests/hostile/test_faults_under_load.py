@@ -144,7 +144,6 @@ def pool(service: Service) -> list[int]:
 VICTIMS: dict[str, Callable[[Service], list[int]]] = {
     "web": lambda s: [s.child("web")],
     "tasks": lambda s: [s.child("tasks")],
-    "sentinel": lambda s: [s.sentinel()],
     "workers": lambda s: s.members()[:WORKERS],
     "loops": leaseholders,
     "pool": pool,

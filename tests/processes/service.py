@@ -138,14 +138,11 @@ class Service:
         pids = {c.name: c.pid for c in self.state().children}
         return pids[name] or 0
 
-    def sentinel(self) -> int:
-        return wait_until(lambda: children(self.child("tasks"))[:1], 5, "a sentinel")[0]
-
     def members(self) -> list[int]:
         """Workers, then the monitor, then the pusher, of a cluster in which none has died yet."""
 
         def all_there() -> list[int] | None:
-            pids = sorted(children(self.sentinel()))
+            pids = sorted(children(self.child("tasks")))
             return pids if len(pids) == WORKERS + 2 else None
 
         return wait_until(all_there, 5, "all of the cluster's processes")

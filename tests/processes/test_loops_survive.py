@@ -63,16 +63,12 @@ def pusher(service: Service) -> list[int]:
     return [service.members()[WORKERS + 1]]
 
 
-def sentinel(service: Service) -> list[int]:
-    return [service.sentinel()]
-
-
 def parent(service: Service) -> list[int]:
     return [service.child("tasks")]
 
 
 def whole_group(service: Service) -> list[int]:
-    return [service.child("tasks"), service.sentinel(), *service.members()]
+    return [service.child("tasks"), *service.members()]
 
 
 def web(service: Service) -> list[int]:
@@ -85,7 +81,6 @@ VICTIMS: list[tuple[Callable[[Service], list[int]], float]] = [
     (idle_workers, 24),
     (monitor, 24),
     (pusher, 12),
-    (sentinel, 8),
     (parent, 8),
     (whole_group, 8),
     (web, 8),

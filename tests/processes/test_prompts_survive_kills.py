@@ -82,7 +82,7 @@ class Host:
             elif part == "tasks":
                 pids = [self.service.child("tasks")]
             elif part == "loop":
-                pids = [chance.choice(children(self.service.sentinel()))]
+                pids = [chance.choice(children(self.service.child("tasks")))]
             else:
                 pids = [one["pid"] for one in self.instances() if one["pid"]][:1]
         for pid in filter(None, pids):

@@ -166,7 +166,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_that_matters(service: Servic
 def test_a_killed_supervisor_and_cluster_are_cleaned_up_by_the_next(service: Service) -> None:
     wait_until(lambda: all_loops_tick(service), 10, "all loops tick")
     before = service.family()
-    for pid in (service.process.pid, service.child("tasks"), service.sentinel()):
+    for pid in (service.process.pid, service.child("tasks")):
         os.kill(pid, signal.SIGKILL)
     service.process.wait(LONGEST_S)
 
