@@ -16,6 +16,7 @@ _MODELS = "scheduler.language_models.model_services"
 _PROMPTS = "scheduler.language_models.prompts"
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "models": (
+        "gpucoord_site.service.model_endpoint",
         f"{_DISPATCH}.model_evictions",
         "scheduler.admin.model_services",
         "scheduler.language_models.model_proxy",

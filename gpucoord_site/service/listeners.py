@@ -1,4 +1,4 @@
-"""The login socket, and the report of each listener of the service that can't listen."""
+"""The sockets of logins and of the model endpoint, and reports of those that can't listen."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
 from gpucoord_site.cli import local_login
+from gpucoord_site.service.startup_checks import UnableToStart, bind
 from monitor.journal.rows import events
 from monitor.runtime.probes.service_state import ListenerState
+from monitor.runtime.rows.extensions import part
 
 LOOK_EVERY_S = 3.0
 LOGIN_BACKLOG = 128
@@ -146,6 +149,53 @@ def _login_path(port: int) -> Path:
         folder.chmod(0o755)
         return local_login.system_path(port)
     return local_login.shared_path(port)
+
+
+class EndpointSocket:
+    """The socket of the endpoint for language models, and whether it is needed.
+
+    The supervisor holds it.
+    """
+
+    def __init__(self, host: str, web_port: int) -> None:
+        self._host = host
+        self._port = settings.CONFIG.endpoint_port(web_port)
+        self.listening: socket.socket | None = None
+        self._looked_t = -LOOK_EVERY_S
+        self.problem = ""
+        self.is_needed = False
+
+    @property
+    def port(self) -> int | None:
+        """None: it does not listen."""
+        return None if self.listening is None else int(self.listening.getsockname()[1])
+
+    def look(self) -> None:
+        """Every LOOK_EVERY_S: whether there is a model service; listen while there is one."""
+        now = time.monotonic()
+        if now - self._looked_t < LOOK_EVERY_S:
+            return
+        self._looked_t = now
+        exists = part("scheduler.language_models.model_proxy.rows:exists")
+        self.is_needed = exists is not None and exists()
+        if self.is_needed and self.listening is None:
+            self._bind()
+        elif not self.is_needed:
+            # Clients are refused; they would wait for a process that does not run.
+            self.close()
+
+    def _bind(self) -> None:
+        try:
+            self.listening = bind(self._host, self._port, "models_port")
+            self.problem = ""
+        except UnableToStart as error:
+            self.problem = f"The endpoint for language models can't listen: {error}"
+
+    def close(self) -> None:
+        """Stop listening in this process."""
+        if self.listening is not None:
+            self.listening.close()
+            self.listening = None
 
 
 class ListenerReport:

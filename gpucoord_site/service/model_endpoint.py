@@ -1,11 +1,12 @@
 """The process of the endpoint for language models: uvicorn, while there is a model service.
 
 It is not part of the web process: streams must not delay the live view, and daphne does not slow
-down for a client that reads slowly.
+down for a client that reads slowly. Import this after the fork only: no other process needs it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import sys
@@ -14,74 +15,76 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvicorn
 from django.conf import settings
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from gpucoord_site.http import client_address, rate_limits
 from gpucoord_site.service.joining import reachable_address
-from gpucoord_site.service.startup_checks import UnableToStart, bind
-from monitor.runtime.rows.extensions import part
+from scheduler.language_models.model_proxy.api.app import ModelEndpoint
+from scheduler.language_models.model_proxy.api.worker import work_on_prompts
 
-LOOK_EVERY_S = 3.0
+# Limits of a connection, before any login: uvicorn has none.
+# From the connection, or the first byte of a further request, to the end of the headers.
+HEAD_S = 15.0
+# Below the usual limit of 1024 open files; each stream has a connection to its instance, too.
+MOST_CONNECTIONS = 400
 # After SIGTERM, streams are ended after this time; the supervisor kills after 2 s.
 STOP_S = 1
 
 
-class EndpointSocket:
-    """The listening socket, which the supervisor holds, and whether it is needed."""
+class LimitedProtocol(H11Protocol):
+    """One connection. Bodies are limited by the application."""
 
-    def __init__(self, host: str, web_port: int) -> None:
-        self._host = host
-        self._port = settings.CONFIG.endpoint_port(web_port)
-        self._listening: socket.socket | None = None
-        self._looked_t = -LOOK_EVERY_S
-        self.problem = ""
-        self.is_needed = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._waits_for_headers:
+            self._forget_deadline()
+        elif self._deadline is None:
+            self._expect_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Part of the next request may have come with this one.
+        if self._waits_for_headers and self.conn.trailing_data[0]:
+            self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
 
     @property
-    def port(self) -> int | None:
-        """None: it does not listen."""
-        return None if self._listening is None else int(self._listening.getsockname()[1])
+    def _waits_for_headers(self) -> bool:
+        # uvicorn declares it without None.
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
 
-    def look(self) -> None:
-        """Every LOOK_EVERY_S: whether there is a model service; listen while there is one."""
-        now = time.monotonic()
-        if now - self._looked_t < LOOK_EVERY_S:
-            return
-        self._looked_t = now
-        exists = part("scheduler.language_models.model_proxy.rows:exists")
-        self.is_needed = exists is not None and exists()
-        if self.is_needed and self._listening is None:
-            self._bind()
-        elif not self.is_needed:
-            # Clients are refused; they would wait for a process that does not run.
-            self.close()
+    def _expect_headers(self) -> None:
+        self._forget_deadline()
+        self._deadline = self.loop.call_later(HEAD_S, self._at_deadline)
 
-    def _bind(self) -> None:
-        try:
-            self._listening = bind(self._host, self._port, "models_port")
-            self.problem = ""
-        except UnableToStart as error:
-            self.problem = f"The endpoint for language models can't listen: {error}"
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-    def close(self) -> None:
-        """Stop listening in this process."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
-
-    def serve(self) -> int:
-        """Serve until SIGTERM; returns the exit code."""
-        return serve(self._listening)
+    def _at_deadline(self) -> None:
+        self._deadline = None
+        if self._waits_for_headers and not self.transport.is_closing():
+            self.transport.abort()
 
 
 def serve(listening: socket.socket | None) -> int:
     """None: without a port, only for the queue of prompts."""
-    import uvicorn
-
-    from gpucoord_site.http.transport import LimitedProtocol
-    from scheduler.language_models.model_proxy.api.app import ModelEndpoint
-    from scheduler.language_models.model_proxy.api.worker import work_on_prompts
-
     # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, and without
     # it each answer waits for the client's delayed acknowledgement, about 40 ms.
     if listening is not None:

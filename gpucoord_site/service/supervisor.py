@@ -25,8 +25,7 @@ from gpucoord_site.service.children import (
     kill_session,
 )
 from gpucoord_site.service.lifeline import VARIABLE
-from gpucoord_site.service.listeners import ListenerReport, LoginListener
-from gpucoord_site.service.model_endpoint import EndpointSocket
+from gpucoord_site.service.listeners import EndpointSocket, ListenerReport, LoginListener
 from gpucoord_site.service.task_queue import (
     has_reports_to_write,
     run_cluster,
@@ -37,6 +36,7 @@ from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ListenerState, ServiceState
 from monitor.runtime.rows import database
+from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import FaultLog
 
 LOOK_EVERY_S = 0.5
@@ -292,7 +292,9 @@ class Supervisor:
 
     def _run_models(self) -> int:
         self._close_web()
-        return self._endpoint.serve()
+        # Not imported at the top: no other process needs uvicorn.
+        serve = part("gpucoord_site.service.model_endpoint:serve")
+        return 0 if serve is None else int(serve(self._endpoint.listening))
 
     def _close_web(self) -> None:
         self._listening.close()

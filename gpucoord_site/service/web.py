@@ -18,9 +18,9 @@ from gpucoord_site.asgi import application
 from gpucoord_site.service.slim_imports import imported_without
 from monitor.pages.live.hub import hub
 
-# TLS is a matter of the reverse proxy. The fast code for long messages would load a parser of C,
-# and what a page sends is short.
-with imported_without("OpenSSL", "_nvx_utf8validator", "_nvx_xormasker"):
+# TLS is a matter of the reverse proxy, and click of commands. The fast code for long messages
+# would load a parser of C, and what a page sends is short.
+with imported_without("OpenSSL", "click", "_nvx_utf8validator", "_nvx_xormasker"):
     from daphne.server import Server
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogPublisher

@@ -9,7 +9,7 @@ import re
 import httpx
 import pytest
 
-from gpucoord_site.http import transport
+from gpucoord_site.service import model_endpoint
 from scheduler.language_models.model_proxy.facts import Limits
 from tests.scheduler.language_models.model_proxy.endpoint import (
     ADA,
@@ -122,7 +122,7 @@ async def test_headers_without_end_are_refused(line: str) -> None:
 async def test_slow_heads_and_slow_bodies_end_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transport, "HEAD_S", 1.0)
+    monkeypatch.setattr(model_endpoint, "HEAD_S", 1.0)
     limits = Limits(body_s=1.0, upload_s=1.0)
     form = head("Content-Type: multipart/form-data; boundary=b", "Content-Length: 100",
                 path="/v1/audio/transcriptions")  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gpucoord_site.http import transport
+from gpucoord_site.service import model_endpoint
 from scheduler.language_models.model_proxy.api.app import ModelEndpoint
 from scheduler.language_models.model_proxy.facts import Caller, Limits, Refused
 from tests.pace import LONGEST_S
@@ -26,9 +26,9 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(transport, "HEAD_S", 0.5)
-    monkeypatch.setattr(transport, "MOST_CONNECTIONS", 5)
-    protocol = transport.LimitedProtocol
+    monkeypatch.setattr(model_endpoint, "HEAD_S", 0.5)
+    monkeypatch.setattr(model_endpoint, "MOST_CONNECTIONS", 5)
+    protocol = model_endpoint.LimitedProtocol
     config = uvicorn.Config(application, http=protocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:

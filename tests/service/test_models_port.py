@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpucoord_site.config.settings import Config
-from gpucoord_site.service import model_endpoint
-from gpucoord_site.service.model_endpoint import EndpointSocket
+from gpucoord_site.service import listeners
+from gpucoord_site.service.listeners import EndpointSocket
 from monitor.runtime.probes import service_state
 from scheduler.language_models.model_proxy import rows as proxy_rows
 from scheduler.language_models.model_services import rows
@@ -67,7 +67,7 @@ def test_a_taken_port_is_a_problem_with_the_setting_and_used_once_it_is_free(mad
             "The endpoint for language models can't listen:"
             f" Port {port} on {HOST} is taken. Choose another with models_port."
         )
-    endpoint._looked_t -= model_endpoint.LOOK_EVERY_S
+    endpoint._looked_t -= listeners.LOOK_EVERY_S
     endpoint.look()
 
     assert (endpoint.port, endpoint.problem) == (port, "")

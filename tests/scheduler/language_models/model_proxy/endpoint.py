@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from gpucoord_site.http.transport import LimitedProtocol
+from gpucoord_site.service.model_endpoint import LimitedProtocol
 from scheduler.facts.language_models import Instance, ModelNames, Service
 from scheduler.language_models.model_proxy.api import app
 from scheduler.language_models.model_proxy.api.board import Board
