@@ -53,7 +53,7 @@ class TaskQueue(ORM):  # type: ignore[misc]
 
 
 class Stop:
-    """What a sentinel of django-q2 waits for: SIGTERM, or that `is_over`, asked at each wait.
+    """The end of a cluster of django-q2: SIGTERM, or `is_over`, which is asked at each wait.
 
     SIGTERM stays blocked. Its handler could run while django-q2 holds a lock that it needs, too.
     """
