@@ -1,7 +1,7 @@
 // The owner at the pointer, or with the focus, is lit up everywhere on the page.
 "use strict";
 (() => {
-  const OWNED = ".tl-link, .owner";
+  const OWNED = ".tl-link, .owner, .owner-band";
   let lit = null;
 
   // An agent works for its user: "alice’s agent".

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
 
 from django import template
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from monitor.facts.formats import first_few
+from monitor.owners.looks.policy import LINES
+from monitor.owners.looks.rows import look_of
+from monitor.templatetags.monitor_tags import owner as owner_link
 from monitor.templatetags.monitor_tags import user_colour
-from monitor.usage.history.pages.chart_panels import HeatCell
+from monitor.usage.history.pages.chart_panels import Chart, HeatCell, OwnerBand
 from monitor.usage.rows.processes import UsageRow
 
 register = template.Library()
@@ -50,8 +54,9 @@ def time_label(t: float, pct: float, span: float) -> SafeString:
     kind = _kind(t, span)
     anchor = "end" if pct > 97 else "middle"
     return format_html(
-        '<text x="{}%" y="146" text-anchor="{}" data-time="{}" datetime="{}">{}'
+        '<text class="t-{}" x="{}%" y="146" text-anchor="{}" data-time="{}" datetime="{}">{}'
         "<title>{}</title></text>",
+        anchor,
         f"{pct:.2f}",
         anchor,
         kind,
@@ -129,6 +134,54 @@ def cell_use(cell: HeatCell) -> str:
     if cell.busy_pct is not None and cell.seen_s < MOSTLY_S and not cell.goes_on:
         words.append(f"readings cover {cell.seen_s / 36:.0f} %")
     return "; ".join(words)
+
+
+@register.simple_tag
+def owner_patterns(charts: Iterable[Chart]) -> SafeString:
+    """The patterns of the owners without a colour in these charts."""
+    owners = {each.owner for chart in charts for each in chart.owners if each.owner}
+    looks = {look.css: look for name in owners if (look := look_of(name)).colour is None}
+    made = format_html_join(
+        "",
+        '<pattern id="tl-k{}d{}" width="{}" height="{}" viewBox="0 0 8 8"'
+        ' patternUnits="userSpaceOnUse"><path class="tl-ink" d="{}"/></pattern>',
+        {(e.kind, e.density, e.side, e.side, LINES[e.kind]) for e in looks.values()},
+    )
+    form = '<svg class="chart-patterns" aria-hidden="true">{}</svg>'
+    return format_html(form, made) if looks else made
+
+
+@register.simple_tag
+def owner_band(each: OwnerBand) -> SafeString:
+    """The part of an owner in the area below a line."""
+    return format_html(
+        '<g class="owner-band {}" data-owner="{}"><title>{}</title>'
+        '<path class="body" d="{}"/>{}</g>',
+        user_colour(each.owner),
+        each.label,
+        each.label,
+        each.band.path,
+        format_html('<path class="pattern" d="{}"/>', each.band.path)
+        if each.owner and look_of(each.owner).colour is None
+        else "",
+    )
+
+
+@register.simple_tag
+def owner_name(each: OwnerBand) -> SafeString:
+    """The name of an owner inside the band, where it has room."""
+    if each.band.label_at is None:
+        return SafeString("")
+    x, y = each.band.label_at
+    form = '<text class="owner-name" x="{}%" y="{}" dy="4" text-anchor="middle">{}</text>'
+    return format_html(form, f"{x / 10:.1f}", y_place(y), each.label)
+
+
+@register.simple_tag
+def owner_key(each: OwnerBand) -> SafeString:
+    if each.owner:
+        return owner_link(each.owner)
+    return format_html('<span class="owner u-none">{}</span>', each.label)
 
 
 class _CellTime(NamedTuple):

@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-from monitor.owners.looks.policy import Look
+from monitor.owners.looks.policy import LINES, Look
 from monitor.usage.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.ledger import IDLE_PCT
@@ -41,15 +41,6 @@ LETTER = 8.0
 Place = Callable[[float], float]
 # By user.
 Looks = Mapping[str, Look]
-# The lines of a pattern's kind in a square of 8.
-LINES = (
-    "M-2 2L2 -2M0 8L8 0M6 10L10 6",
-    "M-2 6L2 10M0 0L8 8M6 -2L10 2",
-    "M0 4H8",
-    "M4 0V8",
-    "M3 3h2v2h-2z",
-    "M4 0V8M0 4H8",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +313,7 @@ def _line_patterns(users: Iterable[str | None], looks: Looks) -> str:
         f' patternUnits="userSpaceOnUse"><path d="{LINES[look.kind]}" fill="none"'
         f' stroke="{PATTERN_INK}" stroke-width="1.6"/></pattern>'
         for key, look in sorted(needed.items())
-        for side in (5 + 4 * look.density,)
+        for side in (look.side,)
     )
     return f"<defs>{''.join(made)}</defs>" if needed else ""
 

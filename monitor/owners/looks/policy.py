@@ -17,6 +17,15 @@ COLOURS = len(PALETTE)
 # A pattern is a kind of lines, a density and a tone.
 KINDS, DENSITIES, TONES = 6, 2, 3
 PATTERNS = KINDS * DENSITIES * TONES
+# The lines of a pattern's kind in a square of 8.
+LINES = (
+    "M-2 2L2 -2M0 8L8 0M6 10L10 6",
+    "M-2 6L2 10M0 0L8 8M6 -2L10 2",
+    "M0 4H8",
+    "M4 0V8",
+    "M3 3h2v2h-2z",
+    "M4 0V8M0 4H8",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,11 @@ class Look:
     @property
     def density(self) -> int:
         return self.pattern // KINDS % DENSITIES
+
+    @property
+    def side(self) -> int:
+        """The size of the pattern's square in pixels."""
+        return 5 + 4 * self.density
 
     @property
     def tone(self) -> int:

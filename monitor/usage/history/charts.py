@@ -116,6 +116,97 @@ def plot(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A part of a stack: its path, and the middle of its label, if there is room for one."""
+
+    path: str
+    label_at: tuple[float, float] | None
+
+
+def stacked(
+    series: Sequence[Sequence[Point]],
+    label_widths: Sequence[float],
+    since: float,
+    until: float,
+    top: float,
+    step: float,
+) -> list[Band]:
+    """Each series on top of those before it, the first at the bottom.
+
+    All have the same times, the middles of their steps, and gaps at the same ones.
+    label_widths: in plot units.
+    """
+
+    def x(t: float) -> float:
+        return round(PLOT_W * _within((t - since) / (until - since)), 1)
+
+    def y(value: float) -> float:
+        return round(PLOT_H - PLOT_H * _within(value / top), 1)
+
+    floors: dict[float, float] = {}
+    bands = []
+    for points, label_width in zip(series, label_widths, strict=True):
+        path_parts: list[str] = []
+        places: list[tuple[float, tuple[float, float]]] = []
+        for run in runs(points, 1.5 * step):
+            edges = [(x(t), y(floors.get(t, 0.0)), y(floors.get(t, 0.0) + v)) for t, v in run]
+            for part in _thick(edges):
+                half = PLOT_W * step / (until - since) / 2
+                path_parts.append(_ribbon(part, half))
+                places.extend(_roomy(part, label_width))
+        for t, value in points:
+            floors[t] = floors.get(t, 0.0) + (value or 0.0)
+        widest = max(places, default=None)
+        bands.append(Band("".join(path_parts), widest[1] if widest else None))
+    return bands
+
+
+# A place of a band: x, its lower and its upper edge.
+_Edge = tuple[float, float, float]
+# A label needs this height, in plot units.
+_LABEL_H = 13.0
+
+
+def _thick(edges: Sequence[_Edge]) -> Iterator[list[_Edge]]:
+    """The parts where the band has a height, each with its neighbours without any."""
+    part: list[_Edge] = []
+    for before, edge in zip((None, *edges), edges, strict=False):
+        if edge[1] > edge[2]:
+            if not part and before:
+                part.append(before)
+            part.append(edge)
+        elif part:
+            yield [*part, edge]
+            part = []
+    if part:
+        yield part
+
+
+def _ribbon(part: Sequence[_Edge], half: float) -> str:
+    """The outline of a part of a band, half a step longer at both ends."""
+    first, last = part[0], part[-1]
+    begin, end = max(0.0, first[0] - half), min(PLOT_W, last[0] + half)
+    upper = [(begin, first[2]), *((x, high) for x, _, high in part), (end, last[2])]
+    lower = [(begin, first[1]), *((x, low) for x, low, _ in part), (end, last[1])]
+    return path([*upper, *reversed(lower)]) + "Z"
+
+
+def _roomy(part: Sequence[_Edge], width: float) -> Iterator[tuple[float, tuple[float, float]]]:
+    """The places with room for a label: the width of each and its middle."""
+    high: list[_Edge] = []
+    for edge in (*part, (0.0, 0.0, 0.0)):
+        if edge[1] - edge[2] >= _LABEL_H:
+            high.append(edge)
+            continue
+        if high and high[-1][0] - high[0][0] >= width:
+            floor, ceiling = min(low for _, low, _ in high), max(top for _, _, top in high)
+            middle = high[len(high) // 2]
+            level = (floor + ceiling) / 2 if floor > ceiling else (middle[1] + middle[2]) / 2
+            yield high[-1][0] - high[0][0], ((high[0][0] + high[-1][0]) / 2, round(level, 1))
+        high = []
+
+
 def spark(points: Sequence[Point], since: float, until: float, step: float) -> tuple[str, str]:
     """Line and area of a sparkline of percentages, SPARK_W × SPARK_H."""
 

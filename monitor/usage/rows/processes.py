@@ -285,6 +285,19 @@ def by_owner(gpu_uuid: str, window: HistoryWindow) -> list[UsageRow]:
     return _entries((row["use__job_owner"] or row["use__user"] or None, row) for row in rows)
 
 
+def steps_by_owner(
+    gpu_uuid: str, window: HistoryWindow
+) -> dict[str | None, dict[int, UsageTotals]]:
+    """The usage of a GPU by each owner in each step of the window, by the begin of the step."""
+    parts = _parts(window, ProcessUse.objects.filter(gpu_id=gpu_uuid))
+    in_steps = parts.annotate(start=start_of(window.step))
+    steps_of: dict[str | None, dict[int, list[UsageTotals]]] = {}
+    for row in _grouped(in_steps, "start", "use__user", "use__job_owner"):
+        owner = row["use__job_owner"] or row["use__user"] or None
+        steps_of.setdefault(owner, {}).setdefault(row["start"], []).append(_usage(row))
+    return {owner: {t: add(of) for t, of in by_t.items()} for owner, by_t in steps_of.items()}
+
+
 def by_gpu(owner: str, window: HistoryWindow) -> list[UsageRow]:
     """GPUs that a user used, most used first."""
     rows = list(_grouped(_parts(window, uses_of(owner)), "use__gpu_id"))

@@ -61,5 +61,5 @@ def test_the_figure_is_rolled_up_and_has_a_chart(figure: GpuField) -> None:
 
     assert figure.rollup.greatest in columns(GpuMinute)
     assert (figure.label, figure.unit_shown) in {
-        (panel.title, panel.unit) for panel in gpu_panels(Gpu(), window, 85.0)
+        (panel.title, panel.unit) for panel in gpu_panels(Gpu(), window, 85.0, {})
     }

@@ -9,7 +9,17 @@ from typing import Any
 
 from monitor.models import Gpu, GpuHour
 from monitor.pages.live.cards import round_sig3
-from monitor.usage.history.charts import Plot, Tick, count_ceiling, nice_ceiling, plot, time_ticks
+from monitor.usage.history.charts import (
+    Band,
+    Plot,
+    Point,
+    Tick,
+    count_ceiling,
+    nice_ceiling,
+    plot,
+    stacked,
+    time_ticks,
+)
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows.processes import UsageRow
@@ -34,10 +44,27 @@ class ChartLine:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerShare:
+    """The part of an owner in a figure, by steps of `step` seconds. `owner` None: not one user."""
+
+    label: str
+    owner: str | None
+    step: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerBand:
+    label: str
+    owner: str | None
+    band: Band
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
     """The definition of a chart. `top` and `limit` None: unknown. `band`: shade above the limit.
 
-    is_count: the scale has whole numbers only.
+    is_count: the scale has whole numbers only. `owners` stand on top of each other below the line.
     """
 
     title: str
@@ -48,6 +75,7 @@ class Panel:
     band: bool = False
     is_count: bool = False
     limit_word: str = "limit"
+    owners: tuple[OwnerShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +95,7 @@ class Chart:
     lines: tuple[DrawnPanel, ...]
     limit_text: str | None
     band: bool = False
+    owners: tuple[OwnerBand, ...] = ()
 
     @property
     def frame(self) -> Plot:
@@ -194,7 +223,25 @@ def _chart(panel: Panel, rows: Sequence[Row], window: HistoryWindow, slots: Any)
     ]
     word = "threshold" if panel.band else panel.limit_word
     text = f"{word} {round_sig3(panel.limit):g} {panel.unit}" if panel.limit else None
-    return Chart(panel.title, panel.unit, tuple(drawn), text, panel.band)
+    owners = _owner_bands(panel.owners, window, top)
+    return Chart(panel.title, panel.unit, tuple(drawn), text, panel.band, owners)
+
+
+# The width of a letter and the margin of a label, in plot units of a chart on a desktop.
+LETTER, MARGIN = 12.0, 20.0
+
+
+def _owner_bands(
+    shares: Sequence[OwnerShare], window: HistoryWindow, top: float
+) -> tuple[OwnerBand, ...]:
+    if not shares:
+        return ()
+    widths = [LETTER * len(share.label) + MARGIN for share in shares]
+    series = [share.points for share in shares]
+    bands = stacked(series, widths, window.since, window.until, top, shares[0].step)
+    return tuple(
+        OwnerBand(share.label, share.owner, band) for share, band in zip(shares, bands, strict=True)
+    )
 
 
 HOURS = 24

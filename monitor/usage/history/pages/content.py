@@ -18,11 +18,12 @@ from monitor.incidents.rules.memory import IDLE_GIB, IDLE_PCT
 from monitor.models import Gpu, ProcessUse
 from monitor.pages.live.cards import in_gib
 from monitor.thresholds import rows as thresholds
-from monitor.usage.history.pages import chart_panels
+from monitor.usage.history.pages import chart_panels, owner_bands
 from monitor.usage.history.pages import chart_panels as history_charts
 from monitor.usage.history.pages.chart_panels import (
     ChartLine,
     History,
+    OwnerShare,
     Panel,
     Row,
     Value,
@@ -43,8 +44,16 @@ SHORTEST_MEAN_S = 5.0
 TEMPERATURE = "temperature_c"
 
 
-def gpu_panels(row: Gpu, window: HistoryWindow, hot_c: float) -> list[Panel]:
-    """A chart of each figure with roll-ups. hot_c: where the GPU gets no new jobs any more."""
+def gpu_panels(
+    row: Gpu,
+    window: HistoryWindow,
+    hot_c: float,
+    owners: Mapping[str, tuple[OwnerShare, ...]],
+) -> list[Panel]:
+    """A chart of each figure with roll-ups. hot_c: where the GPU gets no new jobs any more.
+
+    owners: their shares, by the name of the figure.
+    """
     panels = []
     for figure in GPU_FIELDS:
         if (rollup := figure.rollup) is None:
@@ -56,7 +65,14 @@ def gpu_panels(row: Gpu, window: HistoryWindow, hot_c: float) -> list[Panel]:
             lines = (ChartLine("highest", highest(rollup.greatest, figure.scale)),)
         top = figure.shown(figure.meter.top_of(row)) if figure.meter else None
         limit = top if figure.meter and figure.meter.is_limit else None
-        panel = Panel(figure.label, figure.unit_shown, lines, top=top, limit=limit)
+        panel = Panel(
+            figure.label,
+            figure.unit_shown,
+            lines,
+            top=top,
+            limit=limit,
+            owners=owners.get(figure.name, ()),
+        )
         if figure.name == TEMPERATURE:
             panel = replace(panel, top=max(top or 0.0, hot_c), limit=hot_c, limit_word="too hot at")
         panels.append(panel)
@@ -190,8 +206,10 @@ def gpu(row: Gpu, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """History of a GPU and its users."""
     chosen = window(query, now)
     rows = sums(GPUS, row.uuid, chosen)
-    people = usage_sums.by_owner(row.uuid, chosen.in_minutes)
-    panels = gpu_panels(row, chosen, thresholds.current(HealthPolicy).hot_c)
+    minutes = chosen.in_minutes
+    people = usage_sums.by_owner(row.uuid, minutes)
+    owners = owner_bands.shares(row.uuid, sums(GPUS, row.uuid, minutes), minutes)
+    panels = gpu_panels(row, chosen, thresholds.current(HealthPolicy).hot_c, owners)
     return {
         **ranges(chosen, now),
         "history": drawn(panels, rows, chosen, now, coverage(rows, chosen)),

@@ -40,7 +40,7 @@ def row(t: int = T - 60, **changes: Any) -> dict[str, Any]:
 def shown(*rows: dict[str, Any], window: HistoryWindow = HOUR, **gpu: Any) -> History:
     facts = {"memory_total_bytes": 80 * GIB, "power_limit_w": 700.0} | gpu
     return history(
-        content.gpu_panels(Gpu(**facts), window, 85.0), rows, window, coverage(rows, window)
+        content.gpu_panels(Gpu(**facts), window, 85.0, {}), rows, window, coverage(rows, window)
     )
 
 

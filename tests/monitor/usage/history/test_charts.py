@@ -111,3 +111,39 @@ def test_a_sparkline_of_one_minute_can_be_seen() -> None:
 
 def test_a_sparkline_of_nothing_is_empty() -> None:
     assert charts.spark([], 0, 3600, 60) == ("", "")
+
+
+WIDE, STEP = 60.0, 300
+
+
+def stack(*series: list[float | None]) -> list[charts.Band]:
+    """Values of an hour in steps of five minutes, on a scale to 100."""
+    points = [[(STEP * i + STEP / 2, value) for i, value in enumerate(of)] for of in series]
+    return charts.stacked(points, [WIDE] * len(series), 0, 3600, 100, STEP)
+
+
+def test_a_band_stands_on_the_one_before_it() -> None:
+    lower, upper = stack([40.0] * 12, [30.0] * 12)
+
+    assert {y for _, y in coordinates(lower.path)} == {60, 100}
+    assert {y for _, y in coordinates(upper.path)} == {30, 60}
+
+
+def test_bands_fill_the_whole_steps_and_end_at_a_gap() -> None:
+    (band,) = stack([40.0] * 4 + [None] * 4 + [40.0] * 4)
+
+    assert sorted({x for x, _ in coordinates(band.path) if x in (0, 333.4, 666.6, 1000)})[0] == 0
+    assert not [x for x, _ in coordinates(band.path) if 340 < x < 660]
+    assert max(x for x, _ in coordinates(band.path)) == 1000
+
+
+def test_a_name_stands_in_a_band_only_where_it_has_room() -> None:
+    wide, short, thin = stack([40.0] * 12, [0.0] * 6 + [30.0] + [0.0] * 5, [5.0] * 12)
+
+    assert wide.label_at == (500.0, 80.0)
+    assert short.label_at is None
+    assert thin.label_at is None
+
+
+def test_an_owner_without_any_has_no_band() -> None:
+    assert stack([0.0] * 12)[0].path == ""
