@@ -56,10 +56,12 @@ def percent(value: float | None) -> str:
 
 
 def part(value: float | None) -> str:
-    """0.256 as "25.6 %"."""
+    """0.256 as "25.6 %"; two decimals at most, so that the points of a column are close."""
     if value is None:
         return UNKNOWN
-    return "<0.1 %" if 0 < value < 0.001 else f"{sig3(100 * value)} %"
+    if 0 < value < 0.001:
+        return "<0.1 %"
+    return f"{100 * value:.2f} %" if 0 < value < 0.01 else f"{sig3(100 * value)} %"
 
 
 def first_few(texts: Sequence[str], most: int = 3, separator: str = ", ") -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from django import template
 from django.db.models import Count, Q
@@ -21,7 +20,7 @@ from django.utils.safestring import SafeString
 from monitor.facts import formats
 from monitor.facts.accounts import submitter
 from monitor.incidents.pages import evidence
-from monitor.models import Channel, Incident, Message, Pattern, Response
+from monitor.models import Channel, Incident, Message, Response
 from monitor.owners.identity.policy import Viewer
 from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
@@ -338,24 +337,6 @@ def until(context: Context, moment: datetime | None) -> SafeString:
         return SafeString("–")
     seconds = max((moment - context["now"]).total_seconds(), 0)
     return _element(moment, "in", f"in {formats.duration(seconds)}")
-
-
-@register.simple_tag(takes_context=True)
-def local_hours(context: Context, pattern: Pattern) -> SafeString:
-    """The hours of a pattern in the viewer's zone, where that differs from the zone of its text."""
-    zone, here = ZoneInfo(pattern.zone), timezone.get_current_timezone()
-    day = context["now"].astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
-    hours = [
-        day.replace(hour=minute // 60 % 24, minute=minute % 60).astimezone(here)
-        for minute in (pattern.start_minute, pattern.end_minute)
-    ]
-    if hours[0].utcoffset() == day.utcoffset() or pattern.start_minute == pattern.end_minute:
-        return SafeString("")
-    words = f"{hours[0]:%H:%M}–{hours[1]:%H:%M}"
-    title = f"The pattern was found in {pattern.zone}"
-    return format_html(
-        ' <span class="muted small" title="{}">({} in your time zone)</span>', title, words
-    )
 
 
 def _time(context: Context, moment: datetime | None, kind: str, suffix: str) -> SafeString:

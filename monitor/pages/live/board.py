@@ -84,7 +84,8 @@ def _marks(card: Card) -> str:
 
 def _facts(card: Card) -> str:
     """Attributes that the filters of the board select by."""
-    owners = escape(" ".join(sorted(name for name, _ in card.owners if name)))
+    names = {name for name, _ in card.owners if name} | {task.owner for task in card.tasks}
+    owners = escape(" ".join(sorted(names)))
     free = " data-free" if card.is_free else ""
     return f'{free}{" data-trouble" if card.needs_attention else ""} data-owners="{owners}"'
 
@@ -147,7 +148,8 @@ def _owners(card: Card) -> str:
 
 def _named(card: Card) -> str:
     if not card.first_owners and card.tasks:
-        return ""
+        # Its processes have not been read: it starts, or its GPU is lost.
+        return " ".join(owner(name) for name in dict.fromkeys(task.owner for task in card.tasks))
     if not card.first_owners:
         none = "processes unknown" if card.lost else "no processes"
         return f'<span class="muted">{none}</span>'

@@ -63,6 +63,16 @@ def test_a_lost_gpu_stands_out_and_is_chosen_by_the_filter_for_trouble() -> None
     assert " data-free" not in gpu_cells(lost)
 
 
+def test_a_job_without_processes_in_the_readings_is_shown_with_its_owner() -> None:
+    task = GpuTask(job_ref="7", name="train", owner="dana")
+    (card,) = cards.cards([snapshot([gpu(0, state=GpuState.LOST)])], tasks={gpu_uuid(0): (task,)})
+
+    html = gpu_cells(card)
+
+    assert ">dana</a>" in html
+    assert "processes unknown" not in html
+
+
 def test_owners_are_named_and_further_ones_counted() -> None:
     many = [process(pid=n, user=f"user{n}") for n in range(9)]
     (card,) = cards.cards([snapshot([gpu(0)], processes=many)])
