@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 LONGEST_BOUNDARY = 200
-LONGEST_HEAD, LONGEST_VALUE, MOST_PARTS, MOST_BLANKS = 8 * 1024, 1024, 1000, 100
+LONGEST_HEAD, LONGEST_VALUE, MOST_FIELDS, MOST_BLANKS = 8 * 1024, 1024, 1000, 100
 _NAME = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 _FILE = re.compile(rb";\s*filename\*?\s*=", re.IGNORECASE)
@@ -115,8 +115,8 @@ class FormReader:
             self._at = _At.END
         elif line.startswith(b"\r\n"):
             self._parts += 1
-            if self._parts > MOST_PARTS:
-                raise InvalidForm(f"The form has more than {MOST_PARTS} fields.")
+            if self._parts > MOST_FIELDS:
+                raise InvalidForm(f"The form has more than {MOST_FIELDS} fields.")
             # The line's end stays, as the head may be empty.
             self._drop(len(self._rest) - len(line))
             self._at = _At.HEAD
