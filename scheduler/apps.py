@@ -30,12 +30,12 @@ class SchedulerConfig(AppConfig):
         for old_rows in parts(
             "scheduler.language_models.model_services.rows:too_old",
             "scheduler.language_models.prompts.rows:too_old",
-            "scheduler.submission.batches.rows.batches:expired",
+            "scheduler.submission.batches.rows:expired",
         ):
             rollups.register_outdated(old_rows)
         register_regions()
         status.register("scheduler/_accounts.html", intake_checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
-        for statuses in parts("scheduler.dispatch.steps.engine_endings:engine_statuses"):
+        for statuses in parts("scheduler.dispatch.steps.engine_answers:engine_statuses"):
             status.register("scheduler/_engines.html", statuses)
         status.register("scheduler/_calibration.html", calibration_lines)

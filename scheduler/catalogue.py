@@ -9,15 +9,13 @@ from typing import Any
 
 from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.jobs.lifecycle.policy.retries import RetentionPolicy, RetryPolicy
+from scheduler.jobs.lifecycle.policy import RetentionPolicy, RetryPolicy
 from scheduler.jobs.notifications.policy import NotificationPolicy
 from scheduler.language_models.model_services.policy.eviction import EvictionPolicy
 from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
-from scheduler.limits.throttle.policy.mode import ModePolicy
-from scheduler.limits.throttle.policy.pressure import PressurePolicy
-from scheduler.limits.throttle.policy.throttle import AdaptivePolicy
-from scheduler.limits.throttle.policy.utilisation import UtilisationPolicy
+from scheduler.limits.throttle.policy.pressure import PressurePolicy, UtilisationPolicy
+from scheduler.limits.throttle.policy.throttle import AdaptivePolicy, ModePolicy
 from scheduler.limits.time_windows.policy import WindowPolicy
 from scheduler.queue.planner.capacity import HostPolicy
 from scheduler.queue.planner.idle_gpus import IdlePolicy

@@ -17,8 +17,8 @@ from scheduler.disk.steps import folders
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.limits.throttle import rows as throttle_rows
-from scheduler.limits.throttle.policy.mode import Mode
 from scheduler.limits.throttle.policy.pressure import CLASSES
+from scheduler.limits.throttle.policy.throttle import Mode
 from scheduler.models import Job
 
 # Metrics of the watched folders.

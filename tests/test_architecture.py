@@ -77,7 +77,7 @@ READERS_OF_OWN_JSON = {
     "scheduler.runner.programs.serve",
     "scheduler.runner.programs.worker",
     "scheduler.runner.run",
-    "scheduler.submission.scripts.rules",
+    "scheduler.submission.scripts.policy",
     "scheduler.limits.throttle.rows",
 }
 WITHOUT_TESTS = {"admin", "api", "models", "templatetags"}

@@ -28,7 +28,7 @@ from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_of, scopes_tex
 from monitor.models import Agent, ApiToken
 from monitor.owners.accounts import rows as tokens
 from scheduler.jobs.lifecycle.rows import changes
-from scheduler.limits.agents import pages as agent_pages
+from scheduler.limits.quotas import pages as agent_pages
 from scheduler.limits.quotas import rows
 
 DAYS = (7, 30, 90, 365)
@@ -240,7 +240,7 @@ def page(
         "password_form": password or OwnPasswordForm(user),
         "token_form": token or TokenForm(),
         "agent_form": agent or AgentForm(prefix=None, auto_id="id_agent_%s"),
-        "agents": agent_pages.lines(user, now),
+        "agents": agent_pages.agent_lines(user, now),
         "tokens": user.api_tokens.filter(agent=None).order_by("-created_at"),
         "sessions": sessions,
         "now": now,

@@ -40,7 +40,7 @@ from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.jobs.lifecycle.rows.changes import request_cancel, submit
 from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
 from scheduler.runner import files
-from scheduler.submission.batches.rows import batches as batch_rows
+from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.idle_work import rows
 from scheduler.submission.idle_work.policy import candidates
 

@@ -38,7 +38,7 @@ from reports.render.api import router as report_router
 from reports.tags.api import router as tag_router
 from scheduler.dispatch.api import router as without_incident_router
 from scheduler.jobs.api import router as scheduler_router
-from scheduler.jobs.notifications.api import router as notification_router
+from scheduler.jobs.notifications.pages import router as notification_router
 from scheduler.limits.quotas.api import router as share_router
 from scheduler.limits.throttle.api import router as mode_router
 from scheduler.limits.time_windows.api import router as window_router

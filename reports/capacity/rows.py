@@ -29,7 +29,7 @@ from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.quotas.rows import Quotas
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.planner.matching import version
 
 HOUR_S = 3600

@@ -33,7 +33,7 @@ from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Attempt, Job
-from scheduler.queue.blockers.policy.stored_blockers import addressed
+from scheduler.queue.blockers.policy import addressed
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions
 from scheduler.submission.intake import steps

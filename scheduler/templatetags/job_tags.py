@@ -20,7 +20,7 @@ from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
 from scheduler.jobs.pages import forms
 from scheduler.jobs.timeline.charts import Band, Bar, BarKind, Span, joined
-from scheduler.queue.blockers.policy.stored_blockers import addressed
+from scheduler.queue.blockers.policy import addressed
 
 register = template.Library()
 # Of many GPUs, shorter bars have no name.

@@ -27,7 +27,7 @@ from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.timeline import pages as timeline
 from scheduler.models import Job
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.planner.plan import plan
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, process, snapshot

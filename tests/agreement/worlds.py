@@ -20,7 +20,7 @@ from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Requireme
 from scheduler.facts.plans import Plan
 from scheduler.jobs.timeline import pages as timeline
 from scheduler.models import HostCapacity, Job, Quota, TimeWindow, UsageShare
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.planner.plan import plan
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

@@ -23,16 +23,16 @@ from statistics import median
 from scheduler.execution.policy import Progress, run_time
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.queue.planner.forecast.classes import Queue
-from scheduler.queue.planner.forecast.forecast import QUEUE_PARTS, Estimate, forecast
-from scheduler.queue.planner.forecast.run_times import (
+from scheduler.queue.planner.forecast.classes import (
     Z90,
     EndedJob,
     History,
+    Queue,
     expected,
     expected_end,
     history,
 )
+from scheduler.queue.planner.forecast.forecast import QUEUE_PARTS, Estimate, forecast
 from scheduler.queue.planner.forecast.simulation import LEAVES_AFTER, Simulation
 from scheduler.queue.planner.gates import PlannerThresholds
 from scheduler.queue.planner.plan import place, plan

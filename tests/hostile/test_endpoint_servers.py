@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from scheduler.language_models.model_proxy.api import board, exchange
+from scheduler.language_models.model_proxy.api import book, exchange
 from tests.scheduler.language_models.model_proxy.endpoint import (
     CHAT,
     DONE,
@@ -106,7 +106,7 @@ NAMES = [case.name for case in CASES]
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "SUSPECT_S", 0.05)
+    monkeypatch.setattr(book, "SUSPECT_S", 0.05)
     monkeypatch.setattr(exchange, "FIRST_COMMENT_S", 0.05)
 
 

@@ -36,26 +36,26 @@ MADE = {
     ),
     ("monitor/incidents/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",
     (
-        "scheduler/queue/blockers/policy/stored_blockers.py",
+        "scheduler/queue/blockers/policy.py",
         "f'(^|[.!?] ){name}(?= or an operator must)'",
     ): (r"(^|[.!?] )alice(?= or an operator must)"),
     (
-        "scheduler/queue/blockers/policy/stored_blockers.py",
+        "scheduler/queue/blockers/policy.py",
         "f'(^|[.!?] ){name} holds it(?= until it is released)'",
     ): r"(^|[.!?] )alice holds it(?= until it is released)",
-    ("scheduler/queue/blockers/policy/stored_blockers.py", "f'(^|[.!?] ){possessive}'"): (
+    ("scheduler/queue/blockers/policy.py", "f'(^|[.!?] ){possessive}'"): (
         r"(^|[.!?] )alice(?:'s|’s)"
     ),
-    ("scheduler/queue/blockers/policy/stored_blockers.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
+    ("scheduler/queue/blockers/policy.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
         r"(?<![\w@.+-])alice(?:'s|’s)"
     ),
     (
-        "scheduler/queue/blockers/policy/stored_blockers.py",
+        "scheduler/queue/blockers/policy.py",
         "f'(?<![\\\\w.]){re.escape(value)}(?![\\\\w]|\\\\.\\\\d)'",
     ): r"(?<![\w.])40\ GiB(?![\w]|\.\d)",
 }
 # Patterns of users, which cost steps (see test_script_schemas.py).
-OF_USERS = {("scheduler/submission/scripts/rules.py", "pattern")}
+OF_USERS = {("scheduler/submission/scripts/policy.py", "pattern")}
 
 
 @dataclass(frozen=True, slots=True)

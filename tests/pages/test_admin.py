@@ -77,7 +77,7 @@ from scheduler.models import (
     WatchedDisk,
     YieldRequest,
 )
-from scheduler.submission.batches.rows import batches as batch_rows
+from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.intake import actions as intake_actions
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, snapshot

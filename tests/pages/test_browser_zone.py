@@ -14,7 +14,7 @@ from gpucoord_site.http.middleware import COOKIE
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption
-from scheduler.limits.throttle.policy.mode import Mode
+from scheduler.limits.throttle.policy.throttle import Mode
 from scheduler.limits.throttle.rows import override
 from scheduler.models import Job, ModeState
 from tests import jobs_made

@@ -18,8 +18,8 @@ from monitor.incidents.policy.enforcement import RUN_S
 from monitor.models import Incident, Message, PolicyValues, Response
 from scheduler.dispatch.steps.enforcement import Enforcement
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import caps
-from scheduler.runner.enforce.actions import ProcessControl, Target
+from scheduler.runner.actions import ProcessControl, Target
+from scheduler.runner.confine import caps
 from tests.builders import NOW, process, snapshot
 from tests.monitor.alerts_made import channel, incident, later
 from tests.monitor.past import process_use

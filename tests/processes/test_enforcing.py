@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.runner import actions as process_actions
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import actions as process_actions
-from scheduler.runner.enforce import caps
-from scheduler.runner.enforce import caps as enforce_pacer
-from scheduler.runner.enforce.actions import GONE, OURS, ProcessControl, Target
+from scheduler.runner.actions import GONE, OURS, ProcessControl, Target
+from scheduler.runner.confine import caps
+from scheduler.runner.confine import caps as enforce_pacer
 from tests.processes.service import wait_until
 
 pytestmark = pytest.mark.processes
@@ -237,7 +237,7 @@ def groups(tmp_path: Path) -> Groups:
 
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.runner.enforce.caps._where", lambda pid: "/user/alice")
+    monkeypatch.setattr("scheduler.runner.confine.caps._where", lambda pid: "/user/alice")
 
 
 @pytest.mark.usefixtures("at_home")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from scheduler.runner import process_tree
-from scheduler.runner.confine import niceness
+from scheduler.runner.confine import caps
 from tests.processes.attempts import RunningAttempt, wait_for
 
 pytestmark = pytest.mark.processes
@@ -18,7 +18,7 @@ NICEST = 19
 
 @pytest.fixture(autouse=True)
 def _may() -> None:
-    if not niceness.can_restore():
+    if not caps.can_restore():
         pytest.skip("this account may not take niceness back")
 
 
@@ -33,12 +33,12 @@ def test_all_processes_of_a_job_step_back_and_forward(run: Run) -> None:
     wait_for(lambda: len(nices(runner)) == 3)
     base = os.getpriority(os.PRIO_PROCESS, runner)
 
-    assert niceness.raise_niceness(runner, ticks, 7, idle_io=True) == 3
+    assert caps.raise_niceness(runner, ticks, 7, idle_io=True) == 3
     assert nices(runner) == [base + 7] * 3
     assert os.getpriority(os.PRIO_PROCESS, runner) == base
-    assert niceness.raise_niceness(runner, ticks, 7, idle_io=True) == 0
+    assert caps.raise_niceness(runner, ticks, 7, idle_io=True) == 0
 
-    assert niceness.restore_niceness(runner, ticks, 7) == 3
+    assert caps.restore_niceness(runner, ticks, 7) == 3
     assert nices(runner) == [base] * 3
 
 
@@ -48,12 +48,12 @@ def test_who_made_itself_nicer_keeps_it(run: Run) -> None:
     base = os.getpriority(os.PRIO_PROCESS, runner)
     wait_for(lambda: nices(runner) == [min(base + 15, NICEST)])
 
-    niceness.raise_niceness(runner, ticks, 7, idle_io=False)
-    niceness.restore_niceness(runner, ticks, 7)
+    caps.raise_niceness(runner, ticks, 7, idle_io=False)
+    caps.restore_niceness(runner, ticks, 7)
 
     assert nices(runner) == [min(base + 15, NICEST)]
 
 
 def test_a_reused_pid_is_left_alone() -> None:
-    assert niceness.raise_niceness(os.getpid(), 1, 5, idle_io=False) == 0
-    assert niceness.raise_niceness(2**22 + 1, 1, 5, idle_io=False) == 0
+    assert caps.raise_niceness(os.getpid(), 1, 5, idle_io=False) == 0
+    assert caps.raise_niceness(2**22 + 1, 1, 5, idle_io=False) == 0

@@ -11,16 +11,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.limits.throttle.policy.throttle import Smoothed
-from scheduler.limits.throttle.policy.utilisation import (
+from scheduler.limits.throttle.policy.pressure import (
     SETTLE_S,
-    SMOOTH_S,
+    TARGET_SMOOTH_S,
     Level,
     UtilisationInput,
     UtilisationPolicy,
     looked,
     starts,
 )
+from scheduler.limits.throttle.policy.throttle import Smoothed
 
 TICK_S = 5.0
 # (time, true use, running, started) of each look.
@@ -59,7 +59,7 @@ class Plant:
         loads = [self._load(gpu) for gpu in range(self.gpus)]
         use = sum(loads) / self.gpus
         noisy = min(100.0, max(0.0, use + self._random.uniform(-3, 3)))
-        self._mean = self._mean.fed(noisy, TICK_S, SMOOTH_S)
+        self._mean = self._mean.fed(noisy, TICK_S, TARGET_SMOOTH_S)
         with_jobs = {gpu for gpu, _, _ in self._jobs}
         quiet = [g for g in range(self.gpus) if g not in with_jobs and loads[g] < 10]
         utilisation = UtilisationInput(

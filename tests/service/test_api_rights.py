@@ -17,7 +17,7 @@ from monitor.owners.accounts import rows
 from scheduler.facts.language_models import NewPrompt
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import IdleTemplate, ModelService
-from scheduler.submission.batches.rows import batches as batch_rows
+from scheduler.submission.batches import rows as batch_rows
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.jobs_made import waiting
 from tests.pages.test_incidents_page import made

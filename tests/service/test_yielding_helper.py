@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site import yielding
-from scheduler.jobs.lifecycle.policy import retries
+from scheduler.jobs.lifecycle import policy
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_cannot_be_read_still_means_that_it_is_to_leave(asked: Path) -> Non
 def test_it_leaves_with_the_code_that_gpucoord_understands() -> None:
     with pytest.raises(SystemExit) as left:
         yielding.leave_saved()
-    assert left.value.code == retries.SAVED_EXIT_CODE
+    assert left.value.code == policy.SAVED_EXIT_CODE
 
 
 def test_it_works_alone_beside_a_job_and_needs_nothing_else(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from scheduler.dispatch.steps.engine_answers import attempt_of
-from scheduler.dispatch.steps.engine_queue import digest_of, ticket_of
+from scheduler.dispatch.steps.engine_tasks import digest_of, ticket_of
 from scheduler.execution.engines.facts import EngineName, Ticket
-from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.policy import EngineRules
 from scheduler.execution.engines.slurm import engine_of
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.models import EngineTask

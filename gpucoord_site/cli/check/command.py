@@ -31,7 +31,7 @@ from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.engines.facts import EngineAway
 from scheduler.execution.engines.slurm import SlurmEngine, engine_of
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.runner.confine import host_probe, limit_trials, locks, niceness
+from scheduler.runner.confine import caps, host_probe, limit_trials, locks
 
 
 def main(argv: Sequence[str]) -> int:
@@ -293,7 +293,7 @@ def bounds(config: Config) -> Iterator[Finding]:
         if trial.problem:
             todo = "jobs can exceed this limit; report it with the version of the kernel"
             yield warn("tried", f"limit on {trial.name}: {trial.problem}", todo)
-    if niceness.can_restore():
+    if caps.can_restore():
         yield ok("nice", "own jobs step back while the machine is busy")
     else:
         yield ok("nice", "this account may not take niceness back, so none is given")

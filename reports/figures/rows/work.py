@@ -23,7 +23,7 @@ from reports.figures.policy.jobs import JobWait, PastJob
 from reports.periods.facts import Period, Scope, ScopeKind
 from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Batch, Job, ModelUse, YieldRequest
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 
 MOST_FINDINGS = 5
 # A state that has not ended lasts until the end of the period.

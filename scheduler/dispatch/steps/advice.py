@@ -18,7 +18,7 @@ from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Job
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.planner.forecast.advice import Advice, AdviceFacts, World, advise
 from scheduler.queue.sizing import step as sizing
 

@@ -35,7 +35,7 @@ from monitor.models import Incident, Response
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
-from scheduler.runner.enforce.actions import Target
+from scheduler.runner.actions import Target
 
 GIB = 1024**3
 # A signal that an operator requested is not sent later, because much may have changed.
@@ -46,7 +46,7 @@ REFUSED, UNDONE = Response.State.REFUSED, Response.State.UNDONE
 
 
 class ProcessActions(Protocol):
-    """Actions on a process; see scheduler/runner/enforce/actions.py."""
+    """Actions on a process; see scheduler/runner/actions.py."""
 
     def owner(self, target: Target) -> int | None: ...
     def look(self, target: Target) -> dict[str, Any] | None: ...

@@ -23,7 +23,7 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps.engine_answers import open_tasks
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.execution.engines import slurm
-from scheduler.execution.engines.policy.requests import EngineRules, ReportedProcess, refusal_of
+from scheduler.execution.engines.policy import EngineRules, ReportedProcess, refusal_of
 from scheduler.execution.engines.slurm import engine_of as slurm_engine
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.models import Attempt, EngineStatus

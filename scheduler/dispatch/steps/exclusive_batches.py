@@ -19,14 +19,14 @@ from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.language_models import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
-from scheduler.fair_share.rows import Rights
 from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.rows import Rights
 from scheduler.limits.time_windows import policy as window_rules
 from scheduler.limits.time_windows.policy import WindowRequest
 from scheduler.models import Attempt, ExclusiveRun, Job, ModelInstance, ModelService
 from scheduler.submission.batches import policy
+from scheduler.submission.batches import rows as exclusive
 from scheduler.submission.batches.policy import BatchPolicy
-from scheduler.submission.batches.rows import exclusive
 
 EFFECTS = "scheduler.language_models.model_services.steps"
 KIND = "JOB_STEP_FAILED"
@@ -72,7 +72,7 @@ class ExclusiveBatches:
         return [run.pk for run, is_moved in moved if is_moved]
 
     def _advance(self, listed: ExclusiveRun, rules: BatchPolicy, now: datetime) -> bool:
-        run = exclusive.locked(listed, self._host)
+        run = exclusive.locked_run(listed, self._host)
         if run is None:
             return False
         step = ExclusiveStep(run.step)

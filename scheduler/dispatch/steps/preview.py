@@ -22,11 +22,11 @@ from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
 from scheduler.facts.plans import Slot
-from scheduler.jobs.lifecycle.policy import waits
+from scheduler.jobs.lifecycle import policy as waits
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.jobs.lifecycle.rows.durations import UsualDuration
 from scheduler.models import EngineTask, Job
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.planner.forecast import forecast
 from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.queue.planner.matching import mismatch_of
@@ -65,7 +65,7 @@ class ForecastCache:
         example = _queued(NewJob(command="true"), "", now, None)
         given = self.supply.given([*queue, example], now)
         models = None if self._models is None else self._models.loaded(now)
-        forecast_jobs = part("scheduler.submission.batches.rows.batches:forecast_jobs")
+        forecast_jobs = part("scheduler.submission.batches.rows:forecast_jobs")
         queue, coming = forecast_jobs(queue) if forecast_jobs else (queue, ())
         slots = replace(given.slots, models=models, coming=coming)
         return PlanForecast(replace(given, queue=queue, slots=slots))

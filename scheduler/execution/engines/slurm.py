@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from monitor.runtime.probes.process_identity import start_ticks
+from scheduler.execution.engines import policy
 from scheduler.execution.engines.facts import (
     Allocation,
     Capabilities,
@@ -31,8 +32,7 @@ from scheduler.execution.engines.facts import (
     TaskList,
     Ticket,
 )
-from scheduler.execution.engines.policy import slurm_texts
-from scheduler.execution.engines.policy.requests import ReportedProcess
+from scheduler.execution.engines.policy import ReportedProcess
 from scheduler.runner.commands import SERVICE, CommandAccount, CommandResult, run_command
 from scheduler.runner.launch import ROOT, interpreter
 
@@ -83,11 +83,11 @@ class SlurmEngine:
         done = self._run(
             argv, SUBMIT_S, account=account, env=dict(ticket.variables), cwd=ticket.home
         )
-        ref = slurm_texts.sbatch(done.output) if done.is_ok else ""
+        ref = policy.sbatch(done.output) if done.is_ok else ""
         if ref:
             return SubmitAnswer(SubmitResult.ACCEPTED, ref)
         text = _message(done)
-        if done.is_ok or done.code is None or slurm_texts.is_away(text):
+        if done.is_ok or done.code is None or policy.is_away(text):
             return SubmitAnswer(SubmitResult.UNCERTAIN, text=text)
         return SubmitAnswer(SubmitResult.REFUSED, text=text)
 
@@ -101,14 +101,10 @@ class SlurmEngine:
         del refs
         argv = [self._path("squeue"), "-h", "-a", "-t", "all"]
         # Not an argument, which other users could read and imitate in the comment of a job.
-        mark = f"{secrets.token_hex(16)}{slurm_texts.SEPARATOR}"
-        env = {"TZ": "UTC", "SQUEUE_FORMAT": f"{mark}{slurm_texts.SQUEUE_FORMAT}"}
+        mark = f"{secrets.token_hex(16)}{policy.SEPARATOR}"
+        env = {"TZ": "UTC", "SQUEUE_FORMAT": f"{mark}{policy.SQUEUE_FORMAT}"}
         done = self._run(argv, ANSWER_S, env=env)
-        return (
-            slurm_texts.squeue(done.output, mark)
-            if done.is_ok
-            else TaskList(problem=_message(done))
-        )
+        return policy.squeue(done.output, mark) if done.is_ok else TaskList(problem=_message(done))
 
     def allocation(self, ref: str) -> Allocation | None:
         """From scontrol, else from sacct where it works; None: neither knows the job any more.
@@ -117,12 +113,12 @@ class SlurmEngine:
         """
         done = self._run([self._path("scontrol"), "show", "job", ref, "-d"], ANSWER_S)
         if done.is_ok:
-            return slurm_texts.job(done.output)
-        if not slurm_texts.is_gone(_message(done)):
+            return policy.job(done.output)
+        if not policy.is_gone(_message(done)):
             raise EngineAway(_message(done))
-        argv = ["sacct", "-n", "-P", "-X", "-j", ref, "-o", slurm_texts.SACCT_FIELDS]
+        argv = ["sacct", "-n", "-P", "-X", "-j", ref, "-o", policy.SACCT_FIELDS]
         accounting = self._run([self._path(argv[0]), *argv[1:]], ANSWER_S)
-        ends = slurm_texts.sacct(accounting.output) if accounting.is_ok else {}
+        ends = policy.sacct(accounting.output) if accounting.is_ok else {}
         return next(iter(ends.values()), None) if len(ends) == 1 else None
 
     def stop(self, ref: str, uid: int | None = None) -> str:
@@ -154,7 +150,7 @@ class SlurmEngine:
         done = self._run([self._path("scontrol"), "show", "node", "-o"], ANSWER_S)
         if not done.is_ok:
             raise EngineAway(_message(done))
-        return slurm_texts.nodes(done.output)
+        return policy.nodes(done.output)
 
     def version(self) -> str:
         """As `slurm-wlm 22.05.8`; "" = squeue is not installed."""
@@ -164,7 +160,7 @@ class SlurmEngine:
     def _change(self, argv: list[str]) -> str:
         done = self._run(argv, ANSWER_S)
         text = _message(done)
-        return "" if done.is_ok or slurm_texts.is_over(text) else text
+        return "" if done.is_ok or policy.is_over(text) else text
 
     def _path(self, command: str) -> str:
         return str(Path(self.folder) / command) if self.folder else command
@@ -212,7 +208,7 @@ def options(ticket: Ticket) -> list[str]:
         "--nodes=1",
         "--ntasks=1",
         f"--job-name={ticket.name or f'gpucoord-{ticket.job_id}'}",
-        f"--comment={slurm_texts.COMMENT}{ticket.nonce}",
+        f"--comment={policy.COMMENT}{ticket.nonce}",
         f"--output={escaped(ticket.folder)}/{OUTPUT}",
         f"--chdir={ticket.home}",
         # The runner asks the job to yield that long before Slurm ends it.

@@ -14,7 +14,7 @@ from monitor.runtime.rows.prepared import compiled_once
 from scheduler.execution.policy import NICE, is_busy
 from scheduler.execution.probes import Capability
 from scheduler.models import Attempt, HostCapability
-from scheduler.runner.confine import niceness
+from scheduler.runner.confine import caps
 
 TITLES = {
     "cgroup": "A cgroup per job",
@@ -93,7 +93,7 @@ class BackgroundNiceness:
     def judge(self, snapshot: Snapshot | None, now: datetime) -> int | None:
         """How many processes were changed; None = nothing can be done, or is known."""
         if self._may is None:
-            self._may = niceness.can_restore()
+            self._may = caps.can_restore()
         if not self._may:
             text = "this account may not take niceness back, so none is given"
             record(self._host, [Capability(name="nice", active=False, text=text)], now)
@@ -119,8 +119,8 @@ class BackgroundNiceness:
 def _change(attempt: Attempt, busy: bool) -> int:
     runner, ticks = attempt.runner_pid or 0, attempt.runner_start_ticks or 0
     if busy:
-        return niceness.raise_niceness(runner, ticks, NICE, idle_io=True)
-    return niceness.restore_niceness(runner, ticks, NICE)
+        return caps.raise_niceness(runner, ticks, NICE, idle_io=True)
+    return caps.restore_niceness(runner, ticks, NICE)
 
 
 @compiled_once

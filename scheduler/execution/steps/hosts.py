@@ -23,7 +23,7 @@ from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps import outcomes
-from scheduler.jobs.lifecycle.policy.retries import RetryPolicy
+from scheduler.jobs.lifecycle.policy import RetryPolicy
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
 

@@ -20,7 +20,7 @@ from scheduler.execution.policy import (
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome, read_result
 from scheduler.facts.units import size
-from scheduler.jobs.lifecycle.policy.retries import (
+from scheduler.jobs.lifecycle.policy import (
     MEMORY_PROBLEMS,
     AttemptEnd,
     FailureCause,
@@ -29,7 +29,7 @@ from scheduler.jobs.lifecycle.policy.retries import (
     decide,
     reports_gpu_memory,
 )
-from scheduler.jobs.lifecycle.rows import quick_failures, transitions
+from scheduler.jobs.lifecycle.rows import relations, transitions
 from scheduler.models import Attempt, Job
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
@@ -103,7 +103,7 @@ def record_end(
     )
     _settle(attempt, ending, cause, now, yielded=result.yielded, has_saved=has_saved)
     if outcome is Outcome.FAILED:
-        quick_failures.hold_alike(attempt.job, tail, now)
+        relations.hold_alike(attempt.job, tail, now)
     if (output := read_result(given)) is not None:
         Job.objects.filter(pk=attempt.job_id).update(result=output)
 

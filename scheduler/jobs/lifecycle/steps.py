@@ -15,7 +15,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.policy.retries import RetainedFiles, RetentionPolicy, select_expired
+from scheduler.jobs.lifecycle.policy import RetainedFiles, RetentionPolicy, select_expired
 from scheduler.models import Attempt, Job, JobDependency, JobInput
 from scheduler.runner import accounts, clearing, files
 

@@ -24,7 +24,7 @@ from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
 from scheduler.jobs.lifecycle import probes as job_logs
-from scheduler.jobs.lifecycle.policy.retries import SAVED_EXIT_CODE
+from scheduler.jobs.lifecycle.policy import SAVED_EXIT_CODE
 from scheduler.jobs.lifecycle.probes import LogPiece
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import relations
@@ -33,7 +33,7 @@ from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.jobs.pages.serialise import JobRecord
 from scheduler.models import Attempt, EngineTask, Job, YieldRequest
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.sizing import policy as sizing
 from scheduler.runner import files
 

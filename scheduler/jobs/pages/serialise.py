@@ -27,13 +27,8 @@ from scheduler.facts.field_parsers import TAG_NAME
 from scheduler.facts.job_answers import ATTEMPT_ANSWERS, JOB_ANSWERS, LISTED
 from scheduler.facts.jobs import DependencyKind, Ends, JobState
 from scheduler.models import Attempt, Job
-from scheduler.queue.blockers.policy import stored_blockers
-from scheduler.queue.blockers.policy.stored_blockers import (
-    addressed,
-    first,
-    reasons,
-    with_current_ends,
-)
+from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.blockers.policy import addressed, first, reasons, with_current_ends
 from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.queue.sizing import policy as sizing_policy
 from scheduler.queue.sizing import step as sizing

@@ -28,13 +28,13 @@ from scheduler.dispatch.steps.advice import AT_ONCE
 from scheduler.dispatch.steps.without_incident import earlier_starts
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.policy.waits import ENOUGH_RUNS, PERIODS, RunsKnown
+from scheduler.jobs.lifecycle.policy import ENOUGH_RUNS, PERIODS, RunsKnown
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Job
-from scheduler.queue.blockers.policy import stored_blockers
-from scheduler.queue.blockers.policy.stored_blockers import Reason
+from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.blockers.policy import Reason
 from scheduler.queue.planner.forecast.advice import Advice
 from scheduler.submission.intake import actions as intake_actions
 from scheduler.submission.intake.policy import UnableToSubmit

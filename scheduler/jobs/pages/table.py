@@ -6,14 +6,25 @@ Search for jobs, users and GPUs by name or number: a page, and JSON for the comm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from urllib.parse import urlencode
 
 from django.contrib.auth.models import User
 from django.core.paginator import Page, Paginator
-from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models import (
+    Count,
+    DurationField,
+    Exists,
+    ExpressionWrapper,
+    F,
+    Max,
+    OuterRef,
+    Q,
+    QuerySet,
+    Value,
+)
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
@@ -22,15 +33,60 @@ from django.views.decorators.http import require_safe
 
 from monitor.facts.input_rules import is_number
 from monitor.models import Gpu
+from monitor.runtime.rows.extensions import is_on
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.live.regions import Group, groups, in_order
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.jobs.pages.folds import Fold, folded, folds_of
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import BatchItem, Job
 from scheduler.queue.planner.forecast.forecast import Estimate
+
+# Lists of jobs with one line for each batch and array: that of its newest job.
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Jobs behind a line: how many there are with it, and the page that lists them."""
+
+    jobs: int
+    url: str
+
+
+def folded(chosen: QuerySet[Job]) -> QuerySet[Job]:
+    """Of each batch and of each array, the newest job only."""
+    arrays = chosen.order_by().filter(array__isnull=False)
+    of_arrays = arrays.values("array").annotate(newest=Max("pk")).values("newest")
+    lines = chosen.filter(Q(array=None) | Q(pk__in=of_arrays))
+    if not is_on("batches"):
+        return lines
+    of_batches = _items(chosen).values("batch").annotate(newest=Max("job")).values("newest")
+    is_item = Exists(BatchItem.objects.filter(job=OuterRef("pk")))
+    return lines.filter(~Q(is_item) | Q(pk__in=of_batches))
+
+
+def folds_of(shown: Iterable[Job], chosen: QuerySet[Job], query: str) -> Mapping[int, Fold]:
+    """By job: what its line stands for. `query`: of the list of all jobs of an array."""
+    shown = list(shown)
+    made = {}
+    arrays = {job.array: job.pk for job in shown if job.array is not None}
+    if arrays:
+        counts = chosen.order_by().filter(array__in=arrays).values_list("array")
+        for array, jobs in counts.annotate(Count("pk")):
+            made[arrays[array]] = Fold(jobs, f"{reverse('jobs')}{query}&q=array+{array}")
+    if is_on("batches"):
+        of_shown = BatchItem.objects.filter(job__in=shown)
+        batches = dict(of_shown.values_list("batch", "job"))
+        of_batches = _items(chosen).filter(batch__in=batches).values_list("batch")
+        for batch, jobs in of_batches.annotate(Count("job", distinct=True)):
+            made[batches[batch]] = Fold(jobs, reverse("batch", args=[batch]))
+    return {job: fold for job, fold in made.items() if fold.jobs > 1}
+
+
+def _items(chosen: QuerySet[Job]) -> QuerySet[BatchItem]:
+    return BatchItem.objects.order_by().filter(job__in=chosen.order_by().values("pk"))
+
 
 PER_PAGE = 50
 STATES = {"open": "Queue", "finished": "Finished", "failed": "Failed", "all": "All"}

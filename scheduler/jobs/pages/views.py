@@ -42,7 +42,7 @@ from scheduler.jobs.pages.forms import NewJobForm, filled_from, shown_default, v
 from scheduler.jobs.pages.table import JobFilters
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.models import Job, JobPreset, SavedView
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.sizing import policy as sizing
 from scheduler.submission.intake import actions as intake_actions
 

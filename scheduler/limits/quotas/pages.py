@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -15,12 +15,14 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.facts.formats import gib
+from monitor.models import Agent
 from monitor.runtime.rows.extensions import parts
 from scheduler.facts.jobs import PRIORITIES, JobState
 from scheduler.facts.people import Quota, UserAccount
 from scheduler.facts.units import minutes_left, minutes_taken, size
-from scheduler.fair_share.rows import Rights
+from scheduler.limits.quotas import rows
 from scheduler.limits.quotas.policy import charging
+from scheduler.limits.rows import Rights
 from scheduler.models import Job
 
 
@@ -315,5 +317,34 @@ def shares(request: HttpRequest) -> HttpResponse:
 
 def decided_elsewhere() -> list[str]:
     """Sentences about decisions that gpucoord does not take."""
-    of_engines = parts("scheduler.dispatch.steps.engine_endings:decided_elsewhere")
+    of_engines = parts("scheduler.dispatch.steps.engine_answers:decided_elsewhere")
     return [sentence for decided in of_engines for sentence in decided()]
+
+
+# The agents of a user, as the page of the account lists them.
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLine:
+    """A row of the page. minutes: GPU-minutes of today."""
+
+    agent: Agent
+    running: int
+    minutes: float
+    expires_at: datetime | None
+
+
+def agent_lines(user: User, now: datetime) -> Sequence[AgentLine]:
+    agents = list(Agent.objects.filter(user=user).prefetch_related("tokens").order_by("name"))
+    uses = rows.agent_uses([agent.pk for agent in agents], now)
+    return [
+        AgentLine(
+            agent,
+            uses[agent.pk].running,
+            uses[agent.pk].spent,
+            max(
+                (token.expires_at for token in agent.tokens.all() if token.expires_at), default=None
+            ),
+        )
+        for agent in agents
+    ]

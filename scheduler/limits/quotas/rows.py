@@ -29,7 +29,7 @@ from scheduler.facts import people
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Capacity
-from scheduler.limits.agents.policy import (
+from scheduler.limits.quotas.policy.agents import (
     DEFAULT_TIME_LIMIT,
     AgentJob,
     AgentLimits,

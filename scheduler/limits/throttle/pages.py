@@ -32,17 +32,68 @@ from scheduler.disk.steps import folders
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.jobs.lifecycle.rows import durations
-from scheduler.limits.throttle import charts
 from scheduler.limits.throttle import rows as throttle_rows
-from scheduler.limits.throttle.policy.mode import LOOK_BACK_H, Mode, ModePolicy
+from scheduler.limits.throttle.policy import throttle
 from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral
 from scheduler.limits.throttle.policy.throttle import (
     HOG_MULTIPLIER,
     LEAST_MULTIPLIER,
+    LOOK_BACK_H,
     AdaptivePolicy,
+    LoadTier,
+    Mode,
+    ModePolicy,
     ThrottleMemory,
 )
 from scheduler.models import ModeState, Quota
+
+# The page of the mode: overuse by hour, and the multiplier by other users' load.
+
+
+HOUR_S = 3600
+# The plot inside its SVG.
+WIDE, HIGH = 480, 72
+Spans = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class OveruseHour:
+    """begin: epoch seconds. pct: part of the hour with overuse. x, y, width, height: its bar."""
+
+    begin: float
+    pct: float
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def overuse_hours(spans: Spans, hours: int, now: datetime) -> list[OveruseHour]:
+    """The last hours, oldest first; `spans`: begin and end of times with overuse."""
+    end = now.timestamp()
+    width = WIDE / hours
+    made = []
+    for number in range(hours):
+        begin = end - (hours - number) * HOUR_S
+        part = union_s([(max(a, begin), min(b, begin + HOUR_S)) for a, b in spans]) / HOUR_S
+        tall = round(HIGH * part, 1)
+        x = round(number * width, 1)
+        made.append(
+            OveruseHour(begin, 100 * part, x, round(HIGH - tall, 1), round(width - 2, 1), tall)
+        )
+    return made
+
+
+def tiers(policy: AdaptivePolicy) -> list[tuple[str, float]]:
+    """Each range of other users' load in words, with the multiplier there."""
+    free, busy = policy.free_below_pct, policy.busy_above_pct
+    words = {
+        LoadTier.FREE: f"below {free:g} %",
+        LoadTier.MIDDLE: f"{free:g}–{busy:g} %",
+        LoadTier.BUSY: f"above {busy:g} %",
+    }
+    return [(text, throttle.multiplier(tier, policy)) for tier, text in words.items()]
+
 
 # The page of the mode: the current mode, its reason, and the operator's override.
 
@@ -105,7 +156,7 @@ def mode(request: HttpRequest) -> HttpResponse:
         "policy": policy,
         "look_back_h": LOOK_BACK_H,
         "multipliers": {"hog": HOG_MULTIPLIER, "least": LEAST_MULTIPLIER},
-        "tiers": charts.tiers(adaptive),
+        "tiers": tiers(adaptive),
         "changes": events.recent(SHOWN, kind="MODE_CHANGED"),
         **load(now),
     }
@@ -117,7 +168,7 @@ def _overuse(host: str, now: datetime) -> dict[str, Any]:
     spans = open_incidents.hog_spans(host, LOOK_BACK_H, now)
     return {
         "pct": 100 * union_s(spans) / (LOOK_BACK_H * 3600),
-        "hours": charts.overuse_hours(spans, LOOK_BACK_H, now),
+        "hours": overuse_hours(spans, LOOK_BACK_H, now),
         "since": now - timedelta(hours=LOOK_BACK_H),
     }
 

@@ -19,17 +19,19 @@ from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, up
 from scheduler.facts.blockers import from_row, to_row
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
-from scheduler.limits.throttle.policy.mode import (
+from scheduler.limits.throttle.policy.pressure import Deferral, Level, LoadSignal
+from scheduler.limits.throttle.policy.throttle import (
     LOOK_BACK_H,
+    GpuMemory,
+    LoadTier,
     Mode,
     ModeDecision,
     ModePolicy,
     Override,
+    Smoothed,
+    ThrottleMemory,
     judged,
 )
-from scheduler.limits.throttle.policy.pressure import Deferral, LoadSignal
-from scheduler.limits.throttle.policy.throttle import GpuMemory, LoadTier, Smoothed, ThrottleMemory
-from scheduler.limits.throttle.policy.utilisation import Level
 from scheduler.models import ModeState, ThrottleState
 
 

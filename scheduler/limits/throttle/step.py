@@ -24,18 +24,23 @@ from scheduler.facts.blockers import BOUND_CODES, BlockerCode
 from scheduler.facts.jobs import CLASSES, JobState, PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.limits.throttle import rows as throttle_rows
-from scheduler.limits.throttle.policy import mode
 from scheduler.limits.throttle.policy import pressure as throttle_deferral
-from scheduler.limits.throttle.policy.mode import ModePolicy
-from scheduler.limits.throttle.policy.pressure import CALM_S, Deferral, PressurePolicy
+from scheduler.limits.throttle.policy import throttle
+from scheduler.limits.throttle.policy.pressure import (
+    CALM_S,
+    SETTLE_S,
+    Deferral,
+    PressurePolicy,
+    UtilisationPolicy,
+)
 from scheduler.limits.throttle.policy.throttle import (
     AdaptivePolicy,
+    ModePolicy,
     PlanContext,
     ThrottleMemory,
     ThrottlePolicies,
     look,
 )
-from scheduler.limits.throttle.policy.utilisation import SETTLE_S, UtilisationPolicy
 from scheduler.models import Job
 
 # Number of waiting jobs whose blockers are read, and that log lines name.
@@ -67,7 +72,7 @@ class ThrottleStep:
         seconds = FIRST_LOOK_S if at is None else (now - at).total_seconds()
         settle = timedelta(seconds=SETTLE_S)
         around = self._around(snapshot, in_force.of(ConstraintPolicy), settle, now)
-        around = replace(around, mode=mode.multiplier(mode_row, mode_policy))
+        around = replace(around, mode=throttle.mode_multiplier(mode_row, mode_policy))
         memory, allowed = look(old, snapshot, around, thresholds, now, seconds)
         memory = self._tell(old, memory, now)
         throttle_rows.save(self._host, memory, allowed, now)

@@ -19,18 +19,16 @@ from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS, Approval
 from scheduler.facts.jobs import Refusal
 from scheduler.facts.scripts import Script
-from scheduler.fair_share.rows import Rights
+from scheduler.limits.rows import Rights
 from scheduler.models import Batch
-from scheduler.submission.batches import policy, step
+from scheduler.submission.batches import policy, rows, step
 from scheduler.submission.batches.policy import BatchPolicy
-from scheduler.submission.batches.rows import batches as rows
-from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import jobs_of
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import policy as script_policy
 from scheduler.submission.scripts import rows as script_rows
-from scheduler.submission.scripts.rules import TooManySteps
+from scheduler.submission.scripts.policy import TooManySteps
 
 MOST_MISTAKES = 20
 # Fields of a job that make no sense for an item.
@@ -87,7 +85,7 @@ def check(
     take for itself; () = all.
     """
     request = {name: value for name, value in raw.items() if value not in (None, [], {}, "")}
-    may = exclusive.needs_no_approval(owner)
+    may = rows.needs_no_approval(owner)
     chosen = gpu_rows.uuids_of(list(only_gpus), settings.CONFIG.node)
     refusals = [*_of_items(items), *_of_gpus(chosen, gpu_mode)]
     texts = rows.problems_of_owner(owner, len(items), now)
@@ -111,7 +109,7 @@ def check(
     work = None if script is None else step.work_of(first, script)
     approval = Approval.NONE
     if mode == "exclusive" and not may:
-        by_share = exclusive.gpus_by_share(owner.username, Rights(now, [owner.username]))
+        by_share = rows.gpus_by_share(owner.username, Rights(now, [owner.username]))
         approval = Approval.SHARE if gpus <= by_share else Approval.ASKED
     return CheckedBatch(
         owner=owner, label=first.label, request=request, items=items, gpus=chosen_gpus,

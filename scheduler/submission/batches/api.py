@@ -19,9 +19,7 @@ from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveS
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Batch, BatchItem, ExclusiveRun
-from scheduler.submission.batches import actions, policy
-from scheduler.submission.batches.rows import batches as rows
-from scheduler.submission.batches.rows import exclusive
+from scheduler.submission.batches import actions, policy, rows
 from scheduler.submission.intake.api import field_schema
 
 router = Router()
@@ -96,7 +94,7 @@ class ItemBatchBody(ItemBatchLine):
     workers: list[int] | None = Field(
         description="Open jobs that answer its items one by one; null: each item becomes a job."
     )
-    exclusive: ExclusiveBody | None = Field(description="null: the batch was always shared.")
+    rows: ExclusiveBody | None = Field(description="null: the batch was always shared.")
 
 
 class ItemBatchPage(Schema):
@@ -214,7 +212,7 @@ def retry_failed(request: HttpRequest, batch_id: int) -> dict[str, Any]:
 def share(request: HttpRequest, batch_id: int) -> dict[str, Any]:
     """Models load again, and the batch goes on sharing GPUs. Declines a request. Idempotent."""
     batch = _own(request, batch_id, "end the exclusive mode of")
-    exclusive.stop(batch, _person(request).username, timezone.now())
+    rows.stop(batch, _person(request).username, timezone.now())
     batch.refresh_from_db()
     return {"id": batch.pk, "state": batch.state, "gpu_mode": batch.gpu_mode}
 
@@ -227,7 +225,7 @@ def approve_exclusive(request: HttpRequest, batch_id: int) -> dict[str, Any]:
     batch, person = _batch(batch_id), _person(request)
     if not person.is_staff:
         raise HttpError(403, "Only operators may approve the exclusive mode of a batch.")
-    exclusive.approve(batch, person.username, timezone.now())
+    rows.approve(batch, person.username, timezone.now())
     return body(batch)
 
 

@@ -33,16 +33,14 @@ from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import JobState
 from scheduler.facts.language_models import PromptStatus
-from scheduler.fair_share.rows import Rights
-from scheduler.jobs.lifecycle.policy.retries import last_lines
+from scheduler.jobs.lifecycle.policy import last_lines
 from scheduler.jobs.pages.forms import job_field
 from scheduler.jobs.pages.lines import gpu_links
 from scheduler.jobs.pages.serialise import latest_number
+from scheduler.limits.rows import Rights
 from scheduler.models import Batch, BatchItem, ExclusiveRun, Job, Prompt
 from scheduler.runner import files
-from scheduler.submission.batches import actions, policy
-from scheduler.submission.batches.rows import batches as rows
-from scheduler.submission.batches.rows import exclusive
+from scheduler.submission.batches import actions, policy, rows
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.scripts import rows as script_rows
 from scheduler.submission.scripts.pages import PREFIX, argument_fields, arguments_of
@@ -235,7 +233,7 @@ def batches(request: HttpRequest) -> HttpResponse:
         "form": form,
         "checked": checked,
         "page": page,
-        "pending": exclusive.pending(person),
+        "pending": rows.pending(person),
         **load(now),
     }
     return render(request, "scheduler/batches.html", context, status=422 if form.errors else 200)
@@ -303,7 +301,7 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def share(request: HttpRequest, pk: int) -> HttpResponse:
     """End the exclusive mode, or decline it; the batch goes on sharing GPUs."""
-    if exclusive.stop(_changeable(request, pk), request.user.get_username(), timezone.now()):
+    if rows.stop(_changeable(request, pk), request.user.get_username(), timezone.now()):
         messages.info(request, "The batch shares GPUs with other jobs.")
     return redirect("batch", pk)
 
@@ -314,7 +312,7 @@ def approve(request: HttpRequest, pk: int) -> HttpResponse:
     row, person = _batch(pk), cast(User, request.user)
     if not person.is_staff:
         raise PermissionDenied
-    if exclusive.approve(row, person.username, timezone.now()):
+    if rows.approve(row, person.username, timezone.now()):
         messages.info(request, "The batch takes its GPUs as soon as they are free.")
     return redirect("batch", pk)
 
@@ -322,9 +320,9 @@ def approve(request: HttpRequest, pk: int) -> HttpResponse:
 def exclusive_help(person: User, now: datetime) -> str:
     """The help text of the GPU mode: the GPUs that a batch of this user may take now."""
     about = "Exclusive: models leave their GPUs for the batch, and load again after it."
-    if exclusive.needs_no_approval(person):
+    if rows.needs_no_approval(person):
         return about
-    count = exclusive.gpus_by_share(person.username, Rights(now, [person.username]))
+    count = rows.gpus_by_share(person.username, Rights(now, [person.username]))
     if not count:
         need = "Your share is worth less than one GPU now, so an operator must approve it."
     else:

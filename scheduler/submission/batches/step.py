@@ -8,37 +8,316 @@ to a try is stored once: only while its item is open, and at this try.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from monitor.models import Gpu
+from monitor.facts.input_rules import is_storable
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.journal.rows import audit
+from monitor.models import Claim, Gpu
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.batches import BatchState, BatchWork, ExclusiveStep, ItemState
-from scheduler.facts.jobs import JobState, NewJob
+from scheduler.facts.batches import (
+    LARGEST_ITEM_RESULT,
+    OPEN_ITEMS,
+    Answer,
+    BatchState,
+    BatchWork,
+    ExclusiveStep,
+    ItemState,
+    WorkerState,
+)
+from scheduler.facts.jobs import JobState, NewJob, Outcome, read_result
 from scheduler.facts.scripts import Script
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, ExclusiveRun, Job
 from scheduler.runner import accounts, clearing, worker_files
 from scheduler.runner.worker_files import WorkerFiles
-from scheduler.submission.batches import policy
+from scheduler.submission.batches import policy, rows
 from scheduler.submission.batches.policy import MOST_WAITING, BatchPolicy
-from scheduler.submission.batches.rows import batches as rows
-from scheduler.submission.batches.rows import workers as worker_rows
-from scheduler.submission.batches.rows.workers import Crew
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake import steps
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.intake.steps import checked_all
 from scheduler.submission.scripts import rows as script_rows
+
+# Rows of batches whose items are answered by workers: items at hand, answers, and the jobs.
+
+
+TOO_LARGE = f"The result is larger than {LARGEST_ITEM_RESULT} bytes; let the worker write a file."
+FINISHED = JobState.FINISHED.value
+UNSTORABLE = "Its error has characters that can't be stored."
+_S = WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The jobs of the workers that had not ended at the last pass, and all attempts of them."""
+
+    jobs: Mapping[int, Job]
+    attempts: Mapping[tuple[int, int], Attempt]
+
+    def newest(self, job: int) -> Attempt | None:
+        return max(
+            (attempt for (of, _), attempt in self.attempts.items() if of == job),
+            key=lambda attempt: attempt.number,
+            default=None,
+        )
+
+    @property
+    def gpus(self) -> set[str]:
+        """The GPUs that they have, or wait for."""
+        at_work = (attempt for attempt in self.attempts.values() if attempt.ended_at is None)
+        taken = {uuid for attempt in at_work for uuid in attempt.gpu_uuids}
+        return taken | {job.gpu_uuid for job in self.jobs.values() if job.state != FINISHED}
+
+    def on(self, host: str) -> list[Attempt]:
+        """Attempts of this host, the newest first."""
+        here = (attempt for attempt in self.attempts.values() if attempt.host == host)
+        return sorted(here, key=lambda attempt: -attempt.pk)
+
+    def at_work(self, host: str) -> list[Attempt]:
+        """Those that have not ended."""
+        return [attempt for attempt in self.on(host) if attempt.ended_at is None]
+
+
+def crew_of(batch: Batch) -> Crew:
+    """Read it before the answers: an attempt that has ended by then writes none any more."""
+    numbers = [int(number) for number in batch.workers]
+    attempts = Attempt.objects.filter(job__in=numbers)
+    jobs = Job.objects.filter(pk__in=numbers)
+    return Crew(
+        attempts={(attempt.job_id, attempt.number): attempt for attempt in attempts},
+        jobs=jobs.in_bulk(),
+    )
+
+
+def open_items(batch: Batch, host: str) -> list[BatchItem]:
+    """The items that workers of this host have at hand, or have taken."""
+    return list(batch.items.filter(status__in=OPEN_ITEMS, host=host).order_by("index"))
+
+
+def settle(
+    batch: Batch,
+    answers: Iterable[tuple[BatchItem, Answer | None]],
+    workers: Crew,
+    now: datetime,
+) -> int:
+    """Store the answers to these items; returns how many items changed."""
+    changed, decisions, completed = [], [], Counter[Attempt]()
+    retries = int((batch.work or {}).get("retries", 0))
+    longest_s = max(0.0, (now - batch.created_at).total_seconds())
+    for item, answer in answers:
+        if answer is None:
+            if item.status == ItemState.RUNNING.value:
+                # Its file was deleted, so it can be taken again.
+                item.status, item.job = ItemState.ASSIGNED.value, None
+                changed.append(item)
+            continue
+        attempt = workers.attempts.get((answer.job, answer.attempt))
+        is_open = attempt is not None and attempt.ended_at is None
+        ending = None if is_open else attempt.outcome if attempt is not None else ""
+        decision = policy.decide(answer, ending, item.failures, retries)
+        if attempt is not None:
+            _note_ready(batch, attempt)
+        if item.status != decision.status.value:
+            _apply(item, decision, attempt)
+            changed.append(item)
+            decisions.append(decision)
+            if attempt is not None and decision.status is ItemState.COMPLETE:
+                completed[attempt] += 1
+    BatchItem.objects.bulk_update(
+        changed,
+        ["status", "job", "gpu_uuid", "result", "error", "failures", "host"],
+        batch_size=rows.CHUNK,
+    )
+    for attempt, count in completed.items():
+        attempt.items_completed += count
+        attempt.save(update_fields=["items_completed"])
+        if attempt.ended_at is None:
+            snapshots.count_of_claim(attempt.job_id, count)
+    rows.count_ended(
+        batch,
+        completed=sum(decision.status is ItemState.COMPLETE for decision in decisions),
+        failed=sum(decision.status is ItemState.FAILED for decision in decisions),
+        # Times of the account are believed as far as they can be true.
+        work_s=sum(min(decision.took_s, longest_s) for decision in decisions),
+        has_begun=bool(decisions),
+        now=now,
+    )
+    return len(changed)
+
+
+def _apply(item: BatchItem, decision: policy.Decision, attempt: Attempt | None) -> None:
+    item.status = decision.status.value
+    item.failures += decision.failed
+    text = decision.error[: rows.LONGEST_ERROR]
+    item.error = text if is_storable(text) else UNSTORABLE
+    if attempt is not None:
+        item.job_id = attempt.job_id
+        item.gpu_uuid = attempt.gpu_uuids[0] if attempt.gpu_uuids else ""
+    if decision.status is ItemState.COMPLETE:
+        item.result = _result(decision.output)
+    if decision.status is not ItemState.RUNNING:
+        item.host = ""
+
+
+def _result(output: Any) -> Any:
+    text = json.dumps(output)
+    if len(text) > LARGEST_ITEM_RESULT:
+        return {"problem": TOO_LARGE}
+    read = read_result(text.encode()) or {}
+    return read.get("output", read if "problem" in read else None)
+
+
+def _note_ready(batch: Batch, attempt: Attempt) -> None:
+    """It has taken an item, so it has loaded."""
+    key = str(attempt.job_id)
+    if batch.workers.get(key) not in (None, _S.READY.value):
+        batch.workers[key] = _S.READY.value
+        batch.failed_boots = 0
+        _set_phase(attempt.job_id, "busy")
+
+
+def _set_phase(job: int, phase: str) -> None:
+    Claim.objects.filter(job_ref=str(job), until_at=None).update(phase=phase)
+
+
+def follow(batch: Batch, workers: Crew, host: str) -> str:
+    """Update the states of the workers; returns why the last of them failed, "" = none has.
+
+    The host of an attempt follows it: that host alone has the answers of the worker.
+    """
+    problem = ""
+    for key, state in list(batch.workers.items()):
+        job, newest = workers.jobs.get(int(key)), workers.newest(int(key))
+        if job is None or job.state == JobState.FINISHED.value:
+            if newest is not None and newest.host != host:
+                continue
+            del batch.workers[key]
+            if state == _S.READY:
+                batch.failed_boots = 0
+            elif job is not None and job.outcome == Outcome.FAILED.value:
+                batch.failed_boots += 1
+                text = policy.NO_WORKER.format(times=batch.failed_boots, job=job.pk)
+                problem = job.problem or text
+        elif newest is None or newest.ended_at is not None:
+            batch.workers[key] = _S.QUEUED.value
+        elif state == _S.QUEUED and newest.host == host:
+            batch.workers[key] = _S.BOOTING.value
+            _set_phase(job.pk, "booting")
+    return problem
+
+
+def have_started(batch: Batch) -> bool:
+    """Whether a worker has a GPU now."""
+    return any(state != _S.QUEUED for state in batch.workers.values())
+
+
+def without_workers(workers: Crew, host: str) -> set[str]:
+    """Hosts whose items wait again: this one without workers, and those confirmed down."""
+    down = {attempt.host for attempt in workers.attempts.values() if attempt.abandoned}
+    return {each for each in {host, *down} if not workers.at_work(each)}
+
+
+def take_back(batch: Batch, host: str) -> int:
+    """The items that workers of this host had at hand wait again."""
+    mine = batch.items.filter(status__in=OPEN_ITEMS, host=host)
+    return mine.update(status=ItemState.QUEUED.value, host="", job=None)
+
+
+def hand_out(batch: Batch, host: str, count: int) -> int:
+    """Let the workers of this host have so many more items at hand; returns their number."""
+    items = rows.next_items(batch, count)
+    for item in items:
+        item.status, item.host, item.job = ItemState.ASSIGNED.value, host, None
+        item.attempt += 1
+    BatchItem.objects.bulk_update(
+        items, ["status", "host", "job", "attempt"], batch_size=rows.CHUNK
+    )
+    return len(items)
+
+
+def give_up(batch: Batch, error: str, now: datetime) -> None:
+    """Fail all items that have not ended: no worker can be had."""
+    waiting = batch.items.filter(status__in=(*OPEN_ITEMS, ItemState.QUEUED.value))
+    count = waiting.update(
+        status=ItemState.FAILED.value, error=error[: rows.LONGEST_ERROR], host=""
+    )
+    rows.count_ended(batch, failed=count, now=now)
+
+
+def add(batch: Batch, new: Sequence[NewJob], now: datetime) -> None:
+    """Queue the jobs of further workers."""
+    for job in job_queue.add_all(new, batch.owner, now):
+        batch.workers[str(job.pk)] = _S.QUEUED.value
+
+
+def cancel_waiting(batch: Batch, now: datetime) -> None:
+    """Cancel the jobs of workers that wait for a GPU: no item is left for them."""
+    waiting = [int(key) for key, state in batch.workers.items() if state == _S.QUEUED]
+    if waiting:
+        jobs = Job.objects.filter(pk__in=waiting, state=JobState.QUEUED.value)
+        changes.cancel(jobs, audit.GPUCOORD, now)
+
+
+def align(workers: Crew, exclusive: int | None) -> None:
+    """Let waiting workers use the GPUs that the batch has now."""
+    wrong = [
+        job.pk
+        for job in workers.jobs.values()
+        if job.state == JobState.QUEUED.value and job.exclusive_batch != exclusive
+    ]
+    if wrong:
+        waiting = Job.objects.filter(pk__in=wrong, state=JobState.QUEUED.value)
+        waiting.update(exclusive_batch=exclusive)
+
+
+def others_wait(batch: Batch, host: str) -> bool:
+    """Whether a job of another user waits for a GPU."""
+    waiting = Job.objects.filter(
+        state=JobState.QUEUED.value, held="", idle_template="", model_service=None, gpus__gt=0,
+        exclusive_batch=None, host__in=("", host),
+    )  # fmt: skip
+    return waiting.exclude(owner=batch.owner).exists()
+
+
+def at_work(host: str) -> set[int]:
+    """The open attempts of workers on this host."""
+    attempts = Attempt.objects.filter(host=host, ended_at=None, job__worker_batch__isnull=False)
+    return set(attempts.values_list("pk", flat=True))
+
+
+def moving_of(batches: Iterable[Batch]) -> set[int]:
+    """The batches with a worker whose job does not just wait."""
+    of = {int(key): batch.pk for batch in batches for key in batch.workers}
+    if not of:
+        return set()
+    moved = Job.objects.filter(pk__in=of).exclude(state=JobState.QUEUED.value)
+    return {of[number] for number in moved.values_list("pk", flat=True)}
+
+
+_FIGURES = ("completed", "failed", "work_s", "workers", "failed_boots", "started_at")
+
+
+def figures(batch: Batch) -> dict[str, Any]:
+    """The columns that a pass changes."""
+    return {name: deepcopy(getattr(batch, name)) for name in _FIGURES}
+
+
+def save(batch: Batch) -> None:
+    batch.save(update_fields=_FIGURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +349,32 @@ def advance(
     hands_out: bool,
 ) -> Advance:
     """One pass over a batch that the caller has locked. run: its exclusive mode."""
-    before, crew = worker_rows.figures(batch), worker_rows.crew(batch)
+    before, crew = figures(batch), crew_of(batch)
     at_work, files = crew.at_work(host), _files(batch, crew, host, specs)
-    items = worker_rows.open_items(batch, host) if files is not None else []
+    items = open_items(batch, host) if files is not None else []
     answers = [(item, files.answer(item.index, item.attempt)) for item in items if files]
-    changed = worker_rows.settle(batch, answers, crew, now)
-    problem = worker_rows.follow(batch, crew, host)
-    for left in worker_rows.without_workers(crew, host):
-        changed += worker_rows.take_back(batch, left)
-    worker_rows.align(crew, reserved(batch, run))
+    changed = settle(batch, answers, crew, now)
+    problem = follow(batch, crew, host)
+    for left in without_workers(crew, host):
+        changed += take_back(batch, left)
+    align(crew, reserved(batch, run))
     can_load = batch.failed_boots < policy.MOST_FAILED_BOOTS
-    if not can_load and not worker_rows.have_started(batch):
-        worker_rows.give_up(batch, problem or policy.NEVER_LOADED, now)
+    if not can_load and not have_started(batch):
+        give_up(batch, problem or policy.NEVER_LOADED, now)
     pace = rows.open_pace(batch, MOST_WAITING)
     free = pace.queued + pace.waiting
     made = 0
     if hands_out and can_load:
         made = _make(batch, crew, run, free, free + pace.running, now)
     if not free:
-        worker_rows.cancel_waiting(batch, now)
+        cancel_waiting(batch, now)
     feeds = batch.owner.is_active and (run is None or run.waits_for_batch is None)
     if feeds and at_work:
         wanted = policy.items_at_hand(len(at_work), pace.ended, pace.work_s)
         at_hand = sum(item.status == ItemState.ASSIGNED.value for item in items)
-        changed += worker_rows.hand_out(batch, host, max(0, wanted - at_hand))
-    if worker_rows.figures(batch) != before:
-        worker_rows.save(batch)
+        changed += hand_out(batch, host, max(0, wanted - at_hand))
+    if figures(batch) != before:
+        save(batch)
     if not (free or pace.running or made):
         rows.finish(batch, now)
     if changed or made:
@@ -114,7 +393,7 @@ def _files(batch: Batch, crew: Crew, host: str, specs: SpecWriter) -> WorkerFile
 
 
 def _body(batch: Batch, at_work: Sequence[Attempt], host: str, *, feeds: bool) -> dict[str, Any]:
-    items = worker_rows.open_items(batch, host)
+    items = open_items(batch, host)
     work = batch.work or {}
     return {
         "items": [[item.index, item.attempt, item.input] for item in items],
@@ -148,7 +427,7 @@ def _leaves(
         return is_working and not set(attempt.gpu_uuids) <= set(run.gpu_uuids)
     minutes = thresholds.current(BatchPolicy).worker_minutes
     is_over = bool(attempt.gpu_uuids) and policy.is_turn_over(attempt.started_at, now, minutes)
-    return is_over and worker_rows.others_wait(batch, host)
+    return is_over and others_wait(batch, host)
 
 
 def _make(
@@ -167,9 +446,9 @@ def _make(
         fitted = _apart(intake.fitted_all([job] * count, batch.owner), crew, run, unfinished)
     except (UnableToSubmit, ValueError) as error:
         if not have:
-            worker_rows.give_up(batch, str(error), now)
+            give_up(batch, str(error), now)
         return 0
-    worker_rows.add(batch, fitted, now)
+    add(batch, fitted, now)
     if fitted:
         wake("scheduler")
     return len(fitted)
@@ -303,7 +582,7 @@ class BatchStep:
         self._stepped_at = now
         open_batches = rows.open_batches()
         has_workers = any(batch.workers for batch, _ in open_batches)
-        self._at_work = worker_rows.at_work(self._host) if has_workers else None
+        self._at_work = at_work(self._host) if has_workers else None
         batches = _due(open_batches, can_work=self._specs is not None)
         if not batches:
             return 0
@@ -327,7 +606,7 @@ class BatchStep:
 
     def _has_moved(self) -> bool:
         """Whether a worker has started or ended: it waits for items, or its answers are final."""
-        return self._at_work is not None and worker_rows.at_work(self._host) != self._at_work
+        return self._at_work is not None and at_work(self._host) != self._at_work
 
     def _advance(self, batch: Batch, now: datetime) -> Advance:
         current = rows.locked(batch)
@@ -348,7 +627,7 @@ def _due(batches: Sequence[tuple[Batch, BatchWork]], *, can_work: bool) -> list[
     gpus = Gpu.objects.count()
     room = cache(lambda owner: intake.room_in_queue(owner) != 0)
     with_workers = [batch for batch, _ in batches if batch.work is not None]
-    moving = worker_rows.moving(with_workers) if can_work else set()
+    moving = moving_of(with_workers) if can_work else set()
     due = []
     for batch, work in batches:
         hands_out, has_room = _hands_out(batch), partial(room, batch.owner)

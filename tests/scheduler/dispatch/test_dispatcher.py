@@ -21,7 +21,7 @@ from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job, Quota, TimeWindow, YieldRequest
-from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers import policy as stored_blockers
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]

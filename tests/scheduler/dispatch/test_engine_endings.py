@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from django.contrib.auth.models import User
 
-from scheduler.dispatch.steps import engine_endings
+from scheduler.dispatch.steps import engine_answers
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import YieldOptions
 from scheduler.jobs.lifecycle.rows import transitions
@@ -61,7 +61,7 @@ def stopped(owner: User, root: Path, *, exit_code: int | None = None, **task: An
         stopped="asked",
     )
     files = AttemptFiles(claimed=None, runner_alive=False, started=None, result=result)
-    change = engine_endings.end(row, attempt, files, cast(SpecWriter, FakeSpecs(root)), LATER)
+    change = engine_answers.end(row, attempt, files, cast(SpecWriter, FakeSpecs(root)), LATER)
     assert change is not None
     change()
     return Job.objects.get(pk=job.pk)

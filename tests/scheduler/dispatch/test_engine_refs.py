@@ -24,7 +24,7 @@ from scheduler.execution.engines.facts import (
     TaskReport,
     TaskState,
 )
-from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.policy import EngineRules
 from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, EngineTask, Job
 from tests import jobs_made

@@ -14,11 +14,15 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.models import ItemFault
-from scheduler.dispatch.steps.engine_answers import best_by_nonce
-from scheduler.dispatch.steps.engine_endings import OUTPUT, _left_text, record_unstarted
+from scheduler.dispatch.steps.engine_answers import (
+    OUTPUT,
+    _left_text,
+    best_by_nonce,
+    record_unstarted,
+)
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.execution.engines.facts import EngineName, TaskList, TaskReport, TaskState
-from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.policy import EngineRules
 from scheduler.execution.engines.slurm import SlurmEngine
 from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps.specs import SpecWriter

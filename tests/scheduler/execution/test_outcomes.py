@@ -14,7 +14,7 @@ from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import outcomes
 from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield
-from scheduler.jobs.lifecycle.policy.retries import MOST_LOST
+from scheduler.jobs.lifecycle.policy import MOST_LOST
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.lifecycle.rows import queue_facts, transitions

@@ -14,10 +14,10 @@ from django.db.models import QuerySet
 from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.jobs import JobState, Outcome, RunTime
-from scheduler.jobs.lifecycle.policy.waits import LONGEST, PredictedStart, calibrations
+from scheduler.jobs.lifecycle.policy import LONGEST, PredictedStart, calibrations
 from scheduler.models import Attempt, Job
+from scheduler.queue.planner.forecast.classes import EndedJob, expected, history
 from scheduler.queue.planner.forecast.forecast import Estimate
-from scheduler.queue.planner.forecast.run_times import EndedJob, expected, history
 from scheduler.queue.sizing.policy import HostRun, host_needs
 
 # Enough to judge by, and quickly read.

@@ -17,11 +17,11 @@ from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Ends, JobState, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
-from scheduler.jobs.lifecycle.policy.waits import Condition, waits
+from scheduler.jobs.lifecycle.policy import Condition, waits
 from scheduler.jobs.lifecycle.rows.durations import Durations, UsualDuration
 from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
-from scheduler.limits.agents.policy import PRIORITY_IN_PLANS
 from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.quotas.policy.agents import PRIORITY_IN_PLANS
 from scheduler.models import Attempt, Job
 from scheduler.models.jobs import conditional
 from scheduler.queue.planner.matching import version

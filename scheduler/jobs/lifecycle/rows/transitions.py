@@ -36,7 +36,7 @@ from scheduler.facts.jobs import (
     check_transition,
 )
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.policy.retries import RetryDecision
+from scheduler.jobs.lifecycle.policy import RetryDecision
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.models import Attempt, Job, PlanVersion, YieldRequest
 

@@ -20,6 +20,8 @@ from django.db import DatabaseError
 
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.facts.language_models import DayUse, Service
+from scheduler.language_models.model_proxy import policy
+from scheduler.language_models.model_proxy import policy as header_list
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.exchange import (
     SCHEME,
@@ -36,10 +38,8 @@ from scheduler.language_models.model_proxy.facts import (
     ModelRequest,
     Refused,
 )
-from scheduler.language_models.model_proxy.policy import headers as header_list
-from scheduler.language_models.model_proxy.policy import openai
-from scheduler.language_models.model_proxy.policy.headers import BodyRate
-from scheduler.language_models.model_proxy.policy.multipart import (
+from scheduler.language_models.model_proxy.policy import (
+    BodyRate,
     Field,
     FormReader,
     InvalidForm,
@@ -156,11 +156,11 @@ class ModelEndpoint:
             _check_method(method, {"GET", "HEAD"})
             await self._caller(scope, headers)
             await self._list(path.removeprefix("models").strip("/"), outlet)
-        elif path in openai.PATHS:
+        elif path in policy.PATHS:
             _check_method(method, {"POST"})
             await self._post(path, scope, receive, outlet)
         else:
-            names = ", ".join(f"/v1/{name}" for name in (*openai.PATHS, "models"))
+            names = ", ".join(f"/v1/{name}" for name in (*policy.PATHS, "models"))
             raise Refused(404, f"There is no such address. There are: {names}.")
 
     async def _caller(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
@@ -194,11 +194,11 @@ class ModelEndpoint:
         if name:
             service = await self._find(name)
             made = self._book.board.situation.made[service.name]
-            await _json(outlet, openai.model_entry(service.name, made))
+            await _json(outlet, policy.model_entry(service.name, made))
         else:
             names = situation.names
             rows = [(each, situation.made[names.find(each) or each]) for each in names.all()]
-            await _json(outlet, openai.model_list(rows))
+            await _json(outlet, policy.model_list(rows))
 
     async def _find(self, name: str) -> Service:
         """The service that a client means; a new one is known at once. Raises Refused."""
@@ -208,7 +208,7 @@ class ModelEndpoint:
             await self._book.look_again()
             service = board.find(name)
         if service is None:
-            raise openai.unknown_model(name, board.situation.made)
+            raise policy.unknown_model(name, board.situation.made)
         return service
 
     async def _post(self, path: str, scope: Scope, receive: Receive, outlet: Outlet) -> None:
@@ -235,10 +235,10 @@ class ModelEndpoint:
             raise Refused(415, "Send the body without Content-Encoding.")
         kind = headers.get("content-type", "")
         is_form = kind.partition(";")[0].strip().lower() == "multipart/form-data"
-        if is_form and path not in openai.FORMS:
+        if is_form and path not in policy.FORMS:
             raise Refused(415, f"Send {path} as JSON.")
         passed = header_list.sent(_pairs(scope))
-        priority = headers.get(openai.PRIORITY_HEADER, "")
+        priority = headers.get(policy.PRIORITY_HEADER, "")
         with self._hold(caller.user_id, self._uploads if is_form else self._bodies) as hold:
             seconds = limits.upload_s if is_form else limits.body_s
             most = limits.upload if is_form else limits.body
@@ -254,7 +254,7 @@ class ModelEndpoint:
                     raise Refused(408, "The body did not arrive in time.") from None
                 if spool is None:
                     self._check_rate(caller, len(body))
-                    request = openai.parse(path, body, priority)
+                    request = policy.parse(path, body, priority)
                     # Some clients name another type, or none.
                     passed = (*_without_type(passed), *JSON)
                 query = scope.get("query_string", b"")
@@ -300,7 +300,7 @@ class ModelEndpoint:
             raise Refused(503, f"An operator has switched {service.name} off.", code="disabled")
         highest = caller.quota.priority
         if highest is not None and request.priority > highest:
-            text = f"{openai.PRIORITY_HEADER} may be at most {highest} by your quota."
+            text = f"{policy.PRIORITY_HEADER} may be at most {highest} by your quota."
             raise Refused(403, text, code="priority_too_high")
         most = board.situation.policy.waiting
         if board.waiting_of(caller.name) >= most:
@@ -349,7 +349,7 @@ async def _form(
         raise Refused(400, "The form ends before its last boundary.")
     spool.model = reader.fields.get("model")
     model, stream = (_text(reader.fields.get(name)) for name in FORM_FIELDS)
-    return openai.form(path, spool, model, stream, priority)
+    return policy.form(path, spool, model, stream, priority)
 
 
 def _text(value: Field | None) -> str:
@@ -359,7 +359,7 @@ def _text(value: Field | None) -> str:
 def _renamed(request: ModelRequest, model: str) -> ModelRequest:
     """The request as the model's server expects it, whose client used another name of the model."""
     if isinstance(request.body, bytes):
-        return replace(request, model=model, body=openai.renamed(request.body, model))
+        return replace(request, model=model, body=policy.renamed(request.body, model))
     request.body.rename(model)
     return replace(request, model=model)
 

@@ -15,11 +15,11 @@ from typing import Any
 from django.core import signing
 
 from scheduler.facts.language_models import MOST_ATTEMPTS, Instance, Wait
-from scheduler.language_models.model_proxy.api.board import Board, Place
+from scheduler.language_models.model_proxy import policy as events
+from scheduler.language_models.model_proxy import policy as openai
+from scheduler.language_models.model_proxy.api.book import Board, Place
 from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
-from scheduler.language_models.model_proxy.policy import openai
-from scheduler.language_models.model_proxy.policy import openai as events
-from scheduler.language_models.model_proxy.policy.multipart import Field
+from scheduler.language_models.model_proxy.policy import Field
 from scheduler.language_models.model_proxy.senders import (
     InstanceFailed,
     NotReached,

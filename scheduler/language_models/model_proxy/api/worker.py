@@ -22,9 +22,8 @@ from django.utils import timezone
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 from scheduler.facts.language_models import Answer
-from scheduler.language_models.model_proxy.api.board import Board, Place
-from scheduler.language_models.model_proxy.api.book import FAULT, Book
-from scheduler.language_models.model_proxy.policy.openai import (
+from scheduler.language_models.model_proxy.api.book import FAULT, Board, Book, Place
+from scheduler.language_models.model_proxy.policy import (
     EventReader,
     TokenCounter,
     error_text,

@@ -16,9 +16,16 @@ from monitor.gpus.policy.states import HELD_BYTES
 from monitor.incidents.constraints.policy import Constraint, ConstraintEffect, Gauge
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
-from scheduler.limits.throttle.policy import pressure, utilisation
-from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral, LoadSignal, PressurePolicy
-from scheduler.limits.throttle.policy.utilisation import Level, UtilisationInput, UtilisationPolicy
+from scheduler.limits.throttle.policy import pressure
+from scheduler.limits.throttle.policy.pressure import (
+    CLASSES,
+    Deferral,
+    Level,
+    LoadSignal,
+    PressurePolicy,
+    UtilisationInput,
+    UtilisationPolicy,
+)
 from scheduler.limits.time_windows.policy import SATURATED_PCT, TRUSTED_AFTER_S
 
 # How much of each GPU quotas may count with, beside others' load, hogs and the mode.
@@ -236,9 +243,9 @@ def look(
     strains, early = _strains(old, around)
     strains = _with_gpus(strains, usable, means, busy)
     deferrals = _deferrals(old, strains, snapshot.host.name, now_t)
-    use = old.use.fed(_mean(g.utilization_pct for g in usable), seconds, utilisation.SMOOTH_S)
+    use = old.use.fed(_mean(g.utilization_pct for g in usable), seconds, pressure.TARGET_SMOOTH_S)
     inputs = _utilisation_input(use, gpus, usable, around)
-    level = utilisation.looked(old.level, inputs, policies.utilisation, now_t, seconds)
+    level = pressure.looked(old.level, inputs, policies.utilisation, now_t, seconds)
     memory = replace(
         old, gpus=gpus, use=use, busy=busy, early=early, deferrals=deferrals, level=level
     )
@@ -254,11 +261,11 @@ def look(
     throttle = Throttle(
         closed=pressure.closed(deferrals),
         closed_gpus=pressure.closed_gpus(deferrals, busy, usable, policies.pressure),
-        starts=utilisation.starts(level, inputs, policies.utilisation),
+        starts=pressure.starts(level, inputs, policies.utilisation),
         multipliers=multipliers,
         reason=_scarcity(gpus, around),
         reasons={uuid: why for uuid in gpus if (why := _scarcity({uuid: gpus[uuid]}, around))},
-        target=utilisation.target(policies.utilisation),
+        target=pressure.target(policies.utilisation),
         saturated=_saturated(gpus, now_t),
         uses={uuid: float(round(mean, -1)) for uuid, mean in means.items() if mean is not None},
     )
@@ -384,7 +391,7 @@ def _utilisation_input(
         for gpu in usable
         if not around.jobs_on.get(gpu.uuid)
         and (load := gpus[gpu.uuid].use.mean()) is not None
-        and load < utilisation.QUIET_PCT
+        and load < pressure.QUIET_PCT
     ]
     return UtilisationInput(
         use=use.mean(),
@@ -413,3 +420,99 @@ def _mean(values: Iterable[float | None]) -> float | None:
     """The mean of the known values; None = none is known."""
     measured = [value for value in values if value is not None]
     return sum(measured) / len(measured) if measured else None
+
+
+# Whether gpucoord is cooperative, or defends its users against lasting hogs.
+
+
+class Mode(StrEnum):
+    """cooperative: normal operation · defensive: hogs were present for too long, so shares of
+    normal and background jobs are reduced. Foreign processes are never touched.
+    """
+
+    COOPERATIVE = "cooperative"
+    DEFENSIVE = "defensive"
+
+
+# Hours over which overuse is measured.
+LOOK_BACK_H = 24
+# %: share of these hours with overuse below which the mode is cooperative again.
+COOPERATIVE_BELOW_PCT = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModePolicy:
+    """Switching between cooperative and defensive mode. Defensive mode reduces shares on GPUs that
+    other users are on."""
+
+    # fmt: off
+    defensive_above_pct: float = percent(30.0, "Defensive mode above",
+        "Share of the last 24 h with an open overuse incident. The mode is cooperative again below "
+        "20 %. 100 = never.")
+    defensive_multiplier: float = threshold(0.1, "Multiplier in defensive mode",
+        unit="×", ge=0, le=1,
+        help="Applies to each user's share of GPUs in use by other users, for normal and "
+             "background jobs: a share of 30 % counts as 3 %. Empty GPUs, user-initiated jobs, "
+             "GPU-minutes and limits on GPUs, jobs and memory are not affected.")
+    # fmt: on
+
+    @property
+    def cooperative_below_pct(self) -> float:
+        """Cooperative mode returns below this."""
+        return min(COOPERATIVE_BELOW_PCT, self.defensive_above_pct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """The mode that an operator set, and until when."""
+
+    mode: Mode
+    until: datetime
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModeDecision:
+    """The mode that holds and the one that the hogs alone would give, each with its reason."""
+
+    mode: Mode
+    reason: str
+    automatic: Mode
+    automatic_reason: str
+
+
+def judged(
+    automatic: Mode,
+    hog_share: float | None,
+    override: Override | None,
+    policy: ModePolicy,
+    now: datetime,
+) -> ModeDecision:
+    """`automatic`: the last mode by the hogs alone; hog_share: 0..1 of the time, None = unknown."""
+    mode = _automatic(automatic, hog_share, policy)
+    why = _why(mode, hog_share, policy)
+    if override is None or override.until <= now:
+        return ModeDecision(mode, why, mode, why)
+    return ModeDecision(override.mode, f"{override.by} has set it.", mode, why)
+
+
+def _automatic(old: Mode, share: float | None, policy: ModePolicy) -> Mode:
+    """Unknown presence of hogs leaves the mode unchanged."""
+    if share is None:
+        return old
+    if 100 * share > policy.defensive_above_pct:
+        return Mode.DEFENSIVE
+    return Mode.COOPERATIVE if 100 * share < policy.cooperative_below_pct else old
+
+
+def _why(mode: Mode, share: float | None, policy: ModePolicy) -> str:
+    if share is None:
+        return "The time with overuse is unknown."
+    text = f"Overuse in {100 * share:.0f} % of the last {LOOK_BACK_H} h"
+    if mode is Mode.DEFENSIVE:
+        return f"{text}. Normal limits return below {policy.cooperative_below_pct:.0f} %."
+    return f"{text}. Limits tighten above {policy.defensive_above_pct:.0f} %."
+
+
+def mode_multiplier(mode: Mode, policy: ModePolicy) -> float:
+    return policy.defensive_multiplier if mode is Mode.DEFENSIVE else 1.0

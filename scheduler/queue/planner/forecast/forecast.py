@@ -2,7 +2,7 @@
 
 The plan decides which jobs start now. From there on, `simulation.py` lets expected events happen
 and places jobs as the planner would: with typical run times (p50) and with long ones (p90); see
-run_times.py. New and longer jobs make real starts later. tests/bench/bench_predictions.py replays
+classes.py. New and longer jobs make real starts later. tests/bench/bench_predictions.py replays
 recorded queues and prints the errors.
 """
 

@@ -22,8 +22,16 @@ from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.plans import LoadedModels, PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, preemption
 from scheduler.queue.planner.capacity import RAMP
-from scheduler.queue.planner.forecast.classes import HORIZON, JobClass, Kind, Queue, WaitingJobs
-from scheduler.queue.planner.forecast.run_times import SHORTEST, end_of, lasts
+from scheduler.queue.planner.forecast.classes import (
+    HORIZON,
+    SHORTEST,
+    JobClass,
+    Kind,
+    Queue,
+    WaitingJobs,
+    end_of,
+    lasts,
+)
 from scheduler.queue.planner.gates import PassState, PlannerThresholds
 from scheduler.queue.planner.matching import reject_code
 from scheduler.queue.planner.order import ABOVE, Place, Places, Shares, overdue

@@ -22,7 +22,7 @@ from monitor.models import (
     Response,
 )
 from scheduler.dispatch.steps.enforcement import Enforcement
-from scheduler.runner.enforce.actions import Target
+from scheduler.runner.actions import Target
 from tests.builders import NOW, gpu_uuid, process, snapshot
 from tests.monitor import past
 from tests.monitor.alerts_made import channel, incident, later

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.execution.engines.facts import TaskState
-from scheduler.execution.engines.policy.requests import (
+from scheduler.execution.engines.policy import (
     FILES_SETTLE,
     LOST_STARTED,
     LOST_UNSTARTED,

@@ -15,7 +15,7 @@ from monitor.incidents.step import IncidentStep
 from monitor.models import Incident
 from monitor.owners.identity.policy import attribute, job_cgroup_of
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
-from scheduler.execution.engines.policy.requests import ReportedProcess
+from scheduler.execution.engines.policy import ReportedProcess
 from scheduler.facts.jobs import Identity
 from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job

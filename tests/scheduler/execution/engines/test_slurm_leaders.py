@@ -19,7 +19,7 @@ from monitor.owners.identity.policy import attribute
 from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines import slurm
-from scheduler.execution.engines.policy.requests import ReportedProcess, refusal_of
+from scheduler.execution.engines.policy import ReportedProcess, refusal_of
 from scheduler.facts.jobs import Identity
 from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job

@@ -14,12 +14,12 @@ from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from scheduler.dispatch.inputs import HostGate, PlanInput
-from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.host_choice import (
+from scheduler.dispatch.steps.dispatcher import (
     FRESH_FOR,
     HEARD_WITHIN,
     LEFT_FOR,
     NOW_S,
+    Dispatcher,
     HostChoice,
     Offer,
 )

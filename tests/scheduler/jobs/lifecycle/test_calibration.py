@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from monitor.pages.metrics import Families
 from scheduler import metrics
-from scheduler.jobs.lifecycle.policy.waits import (
+from scheduler.jobs.lifecycle.policy import (
     PERIODS,
     Calibration,
     PredictedStart,

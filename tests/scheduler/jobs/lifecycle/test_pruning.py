@@ -12,7 +12,7 @@ from django.db.models import Sum
 from monitor.models import Claim
 from monitor.usage.rows import rollups
 from monitor.usage.rows.rollups import RetentionPeriods
-from scheduler.jobs.lifecycle.policy.retries import RetentionPolicy
+from scheduler.jobs.lifecycle.policy import RetentionPolicy
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
 from scheduler.runner import attempt_files, files

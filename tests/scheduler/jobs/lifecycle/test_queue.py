@@ -13,7 +13,7 @@ from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import AttemptEnding, Identity, JobState, NewJob, Outcome
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.policy.retries import RetryDecision
+from scheduler.jobs.lifecycle.policy import RetryDecision
 from scheduler.jobs.lifecycle.rows import changes, transitions
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.models import Attempt, Job

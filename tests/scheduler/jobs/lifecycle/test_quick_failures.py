@@ -9,14 +9,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler.jobs.lifecycle.policy.retries import (
-    CrashGuard,
-    EndedJob,
-    last_lines,
-    program,
-    quick_series,
-)
-from scheduler.jobs.lifecycle.rows import changes, quick_failures
+from scheduler.jobs.lifecycle.policy import CrashGuard, EndedJob, last_lines, program, quick_series
+from scheduler.jobs.lifecycle.rows import changes, relations
 from scheduler.models import Job, NotificationSettings
 from tests import jobs_made
 from tests.builders import NOW
@@ -78,8 +72,8 @@ def test_the_third_failure_holds_the_rest_until_one_release(alice: User, bob: Us
     Job.objects.filter(pk=guarded[-1].pk).update(pause_on_quick_failure=True)
     guarded[-1].refresh_from_db()
 
-    assert quick_failures.hold_alike(guarded[0], TAIL, NOW) == 0
-    assert quick_failures.hold_alike(guarded[-1], TAIL, NOW) == 3
+    assert relations.hold_alike(guarded[0], TAIL, NOW) == 0
+    assert relations.hold_alike(guarded[-1], TAIL, NOW) == 3
 
     held = Job.objects.filter(held_after=guarded[-1].pk)
     assert {job.pk for job in held} == {job.pk for job in waiting}
@@ -93,7 +87,7 @@ def test_the_third_failure_holds_the_rest_until_one_release(alice: User, bob: Us
     assert not Job.objects.exclude(held="").exists()
     assert not Job.objects.exclude(held_log="").exists()
     # A release begins a new series.
-    assert quick_failures.hold_alike(guarded[-1], TAIL, NOW + timedelta(minutes=2)) == 0
+    assert relations.hold_alike(guarded[-1], TAIL, NOW + timedelta(minutes=2)) == 0
 
 
 @pytest.mark.django_db
@@ -103,7 +97,7 @@ def test_an_attempt_that_is_tried_again_holds_nothing(alice: User) -> None:
         failed(alice)
     tried_again = jobs_made.waiting(alice)
 
-    assert quick_failures.hold_alike(tried_again, TAIL, NOW) == 0
+    assert relations.hold_alike(tried_again, TAIL, NOW) == 0
     assert not Job.objects.exclude(held="").exists()
 
 
@@ -115,9 +109,9 @@ def test_the_setting_of_a_user_has_its_own_numbers(alice: User) -> None:
     jobs_made.waiting(alice)
 
     slow = failed(alice, seconds=61)
-    assert quick_failures.hold_alike(slow, TAIL, NOW) == 0
+    assert relations.hold_alike(slow, TAIL, NOW) == 0
     Job.objects.filter(pk=slow.pk).update(ended_at=NOW + timedelta(seconds=60))
-    assert quick_failures.hold_alike(slow, TAIL, NOW) == 1
+    assert relations.hold_alike(slow, TAIL, NOW) == 1
 
 
 @pytest.mark.django_db
@@ -127,7 +121,7 @@ def test_its_owner_sees_the_log_and_others_do_not(
     NotificationSettings.objects.create(user=alice, pause_on_quick_failure=True, quick_failures=1)
     job = jobs_made.waiting(alice)
     last = failed(alice)
-    quick_failures.hold_alike(last, TAIL, NOW)
+    relations.hold_alike(last, TAIL, NOW)
 
     own, theirs = (
         client.get(f"/api/jobs/{job.pk}/", headers=Api(user).headers).json()

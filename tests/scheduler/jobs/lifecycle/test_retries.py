@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.facts.jobs import Outcome
-from scheduler.jobs.lifecycle.policy.retries import (
+from scheduler.jobs.lifecycle.policy import (
     AttemptEnd,
     FailureCause,
     RetryDecision,

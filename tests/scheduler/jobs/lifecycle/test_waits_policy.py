@@ -5,7 +5,7 @@ from typing import Any
 
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import DependencyKind
-from scheduler.jobs.lifecycle.policy.waits import Condition, waits
+from scheduler.jobs.lifecycle.policy import Condition, waits
 from scheduler.queue.blockers.wording import text
 from tests.builders import NOW
 

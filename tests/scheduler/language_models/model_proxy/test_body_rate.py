@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.language_models.model_proxy.policy.headers import AT_ONCE, BYTES_PER_S, BodyRate
+from scheduler.language_models.model_proxy.policy import AT_ONCE, BYTES_PER_S, BodyRate
 
 MIB = 1024**2
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-from scheduler.language_models.model_proxy.policy.openai import (
-    LONGEST_ANSWER,
-    LONGEST_EVENT,
-    EventReader,
-)
+from scheduler.language_models.model_proxy.policy import LONGEST_ANSWER, LONGEST_EVENT, EventReader
 
 
 def _event(text: str) -> bytes:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from scheduler.facts.language_models import DEFAULT_PRIORITY
+from scheduler.language_models.model_proxy import policy
 from scheduler.language_models.model_proxy.facts import Refused
-from scheduler.language_models.model_proxy.policy import openai
-from scheduler.language_models.model_proxy.policy.openai import EventReader, TokenCounter
+from scheduler.language_models.model_proxy.policy import EventReader, TokenCounter
 
 CHAT = "chat/completions"
 
@@ -21,14 +21,14 @@ def event(text: str, **choice: object) -> bytes:
 def test_a_request_keeps_its_bytes_and_names_its_model() -> None:
     body = b'{"model": "small", "stream": true, "unknown": [1]}'
 
-    request = openai.parse(CHAT, body, "5")
+    request = policy.parse(CHAT, body, "5")
 
     assert (request.model, request.streams, request.priority) == ("small", True, 5)
     assert request.body == body
 
 
 def test_a_request_without_a_priority_gets_the_default() -> None:
-    assert openai.parse(CHAT, b'{"model": "small"}').priority == DEFAULT_PRIORITY
+    assert policy.parse(CHAT, b'{"model": "small"}').priority == DEFAULT_PRIORITY
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_a_malformed_request_is_refused_with_its_field(
     path: str, body: bytes, priority: str, param: str | None
 ) -> None:
     with pytest.raises(Refused) as caught:
-        openai.parse(path, body, priority)
+        policy.parse(path, body, priority)
 
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_a_refusal_has_the_shape_of_openai() -> None:
-    refused = openai.unknown_model("large", ["small", "medium"])
+    refused = policy.unknown_model("large", ["small", "medium"])
 
-    assert json.loads(openai.error_body(refused))["error"] == {
+    assert json.loads(policy.error_body(refused))["error"] == {
         "message": "There is no model 'large'. Models: medium, small.",
         "type": "invalid_request_error",
         "param": "model",

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from scheduler.language_models.model_proxy.api import board
+from scheduler.language_models.model_proxy.api import book
 from tests.scheduler.language_models.model_proxy.endpoint import (
     ADA,
     CHAT,
@@ -42,7 +42,7 @@ async def crashes(_: Asked, writer: asyncio.StreamWriter) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "SUSPECT_S", 0.05)
+    monkeypatch.setattr(book, "SUSPECT_S", 0.05)
 
 
 async def test_a_whole_answer_may_be_silent_for_longer_than_a_stream() -> None:

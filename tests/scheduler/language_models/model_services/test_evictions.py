@@ -15,7 +15,7 @@ from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Outcome, QueuedJob
 from scheduler.language_models.model_services import rows
 from scheduler.models import GpuHold, Job, ModelInstance, ModelService
-from scheduler.submission.batches.rows import batches as batch_rows
+from scheduler.submission.batches import rows as batch_rows
 from tests.builders import GIB
 from tests.monitor.past import process_use
 from tests.scheduler.language_models.model_services.model_box import (

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from monitor.facts.hosts import JoiningHost
 from monitor.gpus.hosts import rows as hosts
-from scheduler.language_models.model_proxy.api.board import Board
+from scheduler.language_models.model_proxy.api.book import Board
 from scheduler.language_models.model_proxy.api.exchange import Exchange, Outlet
 from scheduler.language_models.model_proxy.facts import Caller, ModelRequest, Refused
 from scheduler.language_models.model_proxy.rows import SituationReader

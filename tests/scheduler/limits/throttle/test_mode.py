@@ -2,7 +2,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from scheduler.limits.throttle.policy.mode import Mode, ModePolicy, Override, judged, multiplier
+from scheduler.limits.throttle.policy.throttle import (
+    Mode,
+    ModePolicy,
+    Override,
+    judged,
+    mode_multiplier,
+)
 from tests.builders import NOW
 
 POLICY = ModePolicy()
@@ -40,6 +46,6 @@ def test_the_reason_says_the_figures() -> None:
 
 
 def test_what_defensive_does_is_a_policy() -> None:
-    assert multiplier(CALM, POLICY) == 1
-    assert multiplier(DEFENSIVE, POLICY) == 0.1
-    assert multiplier(DEFENSIVE, ModePolicy(defensive_multiplier=0.2)) == 0.2
+    assert mode_multiplier(CALM, POLICY) == 1
+    assert mode_multiplier(DEFENSIVE, POLICY) == 0.1
+    assert mode_multiplier(DEFENSIVE, ModePolicy(defensive_multiplier=0.2)) == 0.2

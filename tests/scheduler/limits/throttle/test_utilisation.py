@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.limits.throttle.policy.utilisation import (
+from scheduler.limits.throttle.policy.pressure import (
     INTEGRAL_GAIN,
     Level,
     UtilisationInput,

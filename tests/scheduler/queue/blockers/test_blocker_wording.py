@@ -9,8 +9,8 @@ from scheduler.facts.jobs import PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.limits.quotas.policy.quotas import above_share
+from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.blockers import wording as blocker_wording
-from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.planner.forecast import forecast
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 

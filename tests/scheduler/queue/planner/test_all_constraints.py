@@ -11,8 +11,8 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import Holder, PlanPolicy, Slot, Slots, Throttle
-from scheduler.queue.blockers.policy import stored_blockers
-from scheduler.queue.blockers.policy.stored_blockers import Reason
+from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.blockers.policy import Reason
 from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner.matching import reject_code, rejections
 from scheduler.queue.planner.order import Shares

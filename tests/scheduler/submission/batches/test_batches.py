@@ -24,8 +24,8 @@ from scheduler.facts.jobs import Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.models import Batch, Job, Quota, ScriptDefinition
 from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import Pace, coming, expected_end, jobs_to_make
-from scheduler.submission.batches.rows import batches as rows
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
 from tests.builders import NOW, queued_job, slot

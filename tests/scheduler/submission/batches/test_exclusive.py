@@ -20,8 +20,8 @@ from scheduler.models import (
     Quota,
     TimeWindow,
 )
+from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import BatchPolicy, mode_of, next_step
-from scheduler.submission.batches.rows import exclusive
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.scheduler.submission.batches.exclusive_box import HOST, Box
 
@@ -200,7 +200,7 @@ def test_an_operator_ends_the_mode_at_each_step(root: User, step: str) -> None:
     batch = box.batch(root, items=8)
     box.until(batch, step)
 
-    assert exclusive.stop(batch, "root", box.now)
+    assert rows.stop(batch, "root", box.now)
     box.until(batch, "ended", within_s=600)
     box.tick(12)
 
@@ -237,7 +237,7 @@ def test_an_end_by_an_operator_survives_the_death_of_the_process(root: User, ste
     box.model()
     batch = box.batch(root, items=3)
     box.until(batch, step)
-    exclusive.stop(batch, "root", box.now)
+    rows.stop(batch, "root", box.now)
     box.dies_in = {"reloading", "ended"}
 
     box.until(batch, "ended", within_s=600)
@@ -253,7 +253,7 @@ def test_a_batch_whose_mode_was_ended_goes_on_sharing(root: User) -> None:
     batch = box.batch(root, items=8)
     box.until(batch, "working")
 
-    exclusive.stop(batch, "root", box.now)
+    rows.stop(batch, "root", box.now)
     box.tick(45)
 
     batch.refresh_from_db()
@@ -262,7 +262,7 @@ def test_a_batch_whose_mode_was_ended_goes_on_sharing(root: User) -> None:
 
 @pytest.mark.parametrize("step", ["announced", "draining", "unloading", "working"])
 def test_a_cancelled_batch_gives_everything_back(root: User, step: str) -> None:
-    from scheduler.submission.batches.rows import batches as rows
+    from scheduler.submission.batches import rows
 
     box = Box(gpus=1)
     box.model()
@@ -398,10 +398,10 @@ def test_a_user_whose_share_is_less_than_a_gpu_needs_the_approval_of_an_operator
     # It shares GPUs meanwhile.
     assert batch.items.exclude(job=None).exists()
     if is_approved:
-        exclusive.approve(batch, "root", box.now)
+        rows.approve(batch, "root", box.now)
         assert box.until(batch, "working").gpu_uuids
     else:
-        exclusive.stop(batch, "root", box.now)
+        rows.stop(batch, "root", box.now)
         assert not box.until(batch, "ended").gpu_uuids
 
 

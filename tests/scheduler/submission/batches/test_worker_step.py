@@ -23,9 +23,9 @@ from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.worker_files import WorkerFiles
 from scheduler.submission.batches import policy as policy
+from scheduler.submission.batches import rows
+from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.batches import step as workers
-from scheduler.submission.batches.rows import batches as batch_rows
-from scheduler.submission.batches.rows import exclusive
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid, queued_job, snapshot
@@ -446,7 +446,7 @@ def test_a_worker_leaves_when_the_exclusive_mode_is_ended(root: User, box: Box) 
     assert Job.objects.get(pk=worker.job_id).exclusive_batch == batch.pk
     assert (box.listed()["leave"], Job.objects.count()) == ([], 1)
 
-    exclusive.stop(batch, "root", NOW)
+    rows.stop(batch, "root", NOW)
     box.step()
 
     assert box.listed()["leave"] == [worker.job_id]

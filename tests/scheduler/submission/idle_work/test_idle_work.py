@@ -20,7 +20,7 @@ from scheduler.facts.plans import PlanPolicy
 from scheduler.models import IdleChoice, IdleTemplate, Job, Quota
 from scheduler.queue.planner.plan import plan
 from scheduler.submission.idle_work import pages, rows
-from scheduler.submission.idle_work.api import bodies
+from scheduler.submission.idle_work.pages import bodies
 from scheduler.submission.idle_work.step import IdleWork
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, host, snapshot
@@ -192,7 +192,7 @@ def test_a_job_that_waits_for_a_gpu_does_not_keep_idle_cpus_idle(alice: User, bo
 
 def test_gpus_of_a_batch_in_exclusive_mode_get_none(root: User) -> None:
     from scheduler.models import ExclusiveRun
-    from scheduler.submission.batches.rows import batches as batch_rows
+    from scheduler.submission.batches import rows as batch_rows
 
     template(root)
     batch = batch_rows.create(root, "x", {"command": "true"}, ["a"], NOW, [])

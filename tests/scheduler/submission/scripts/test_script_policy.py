@@ -13,6 +13,7 @@ from scheduler.facts.jobs import LARGEST_RESULT, read_result
 from scheduler.facts.scripts import SHIPPED, GpuUse, Script, Word
 from scheduler.runner.programs import embed, keyframes
 from scheduler.submission.scripts.policy import (
+    TooManySteps,
     command,
     definition_mistakes,
     item_mistakes,
@@ -20,7 +21,6 @@ from scheduler.submission.scripts.policy import (
     read_arguments,
     request,
 )
-from scheduler.submission.scripts.rules import TooManySteps
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -19,8 +19,15 @@ from monitor.owners.accounts import rows as tokens
 from monitor.pages.live import cards
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.jobs.lifecycle.rows import queue_facts
-from scheduler.limits.agents.policy import AgentJob, AgentLimits, AgentUse, bounded, refusals, waits
 from scheduler.limits.quotas import rows
+from scheduler.limits.quotas.policy.agents import (
+    AgentJob,
+    AgentLimits,
+    AgentUse,
+    bounded,
+    refusals,
+    waits,
+)
 from scheduler.models import Attempt, Job
 from tests import builders, jobs_made
 from tests.builders import NOW

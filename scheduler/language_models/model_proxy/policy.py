@@ -15,15 +15,280 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from hashlib import sha256
 from typing import Any
 
 from monitor.facts import input_rules
 from scheduler.facts.jobs import PRIORITIES
 from scheduler.facts.language_models import DEFAULT_PRIORITY
-from scheduler.language_models.model_proxy.facts import ModelRequest, Refused, Upload
+from scheduler.language_models.model_proxy.facts import Headers, ModelRequest, Refused, Upload
+
+# Which headers the endpoint passes on, to an instance and back to the client.
+#
+# All headers are end-to-end except the named ones: those of one connection (RFC 9110, section
+# 7.6.1), those that say how long a body is, and those that belong to gpucoord's own host and
+# login.
+
+
+OF_CONNECTION = frozenset(
+    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+# Tokens and cookies of gpucoord; what it answers itself; the browser's rules, which are for this
+# host. The instance must not encode the answer, as its tokens are counted.
+NOT_SENT = OF_CONNECTION | {
+    b"host", b"content-length", b"expect", b"authorization", b"x-api-key", b"api-key", b"cookie",
+    b"prefer", b"x-gpucoord-priority", b"accept-encoding", b"origin", b"referer", b"forwarded",
+    b"via", b"x-real-ip", b"if-none-match", b"if-modified-since", b"range",
+}  # fmt: skip
+# A cookie or a policy of a model's server would apply to the page of gpucoord, too.
+NOT_RETURNED = OF_CONNECTION | {
+    b"content-length", b"content-type", b"date", b"server", b"location", b"set-cookie",
+    b"www-authenticate", b"strict-transport-security", b"public-key-pins", b"alt-svc",
+    b"clear-site-data", b"cache-control", b"expires", b"pragma", b"refresh", b"x-sendfile",
+    b"x-content-type-options", b"service-worker-allowed",
+}  # fmt: skip
+# Proxies before the endpoint obey X-Accel-*.
+PREFIXES = (b"proxy-", b"x-forwarded-", b"access-control-", b"sec-", b"x-accel-")
+
+
+def sent(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Headers of a client's request that an instance gets. Names are in lower case."""
+    return _passed(headers, NOT_SENT)
+
+
+def returned(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Headers of an instance's answer that the client gets. Names are in lower case."""
+    return _passed(headers, NOT_RETURNED)
+
+
+def _passed(headers: Iterable[tuple[bytes, bytes]], removed: frozenset[bytes]) -> Headers:
+    """Without those that `Connection` names: they are of one connection, too."""
+    pairs = tuple(headers)
+    for name, value in pairs:
+        if name == b"connection":
+            removed |= {token.strip().lower() for token in value.split(b",")}
+    return tuple(
+        (name, value)
+        for name, value in pairs
+        if name not in removed and not name.startswith(PREFIXES)
+    )
+
+
+# How many bytes of bodies the endpoint parses for one user.
+#
+# Parsing JSON holds up all streams of the endpoint, up to 0.02 s for each MiB. A user has AT_ONCE
+# bytes, and then BYTES_PER_S.
+
+BYTES_PER_S, AT_ONCE = 8.0 * 1024**2, 64.0 * 1024**2
+
+
+class BodyRate:
+    """Times are seconds of one clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        # When the bodies of a user so far would all have been parsed at BYTES_PER_S.
+        self._due: dict[int, float] = {}
+
+    def delay(self, user: int, size: int, now: float) -> float:
+        """Count a body; the seconds until it may be parsed, which are 0 if it may."""
+        due = max(self._due.get(user, now), now) + size / BYTES_PER_S
+        delay = due - now - AT_ONCE / BYTES_PER_S
+        if delay > 1e-6:
+            return delay
+        self._due[user] = due
+        return 0.0
+
+
+# Which web pages of other origins may read answers (Fetch standard, CORS protocol).
+#
+# A request needs a token in a header, which no browser sends by itself. Therefore no cookies are
+# involved, and `*` may stand for all origins.
+
+ANY = "*"
+KEPT_FOR_S = 600
+_NAMES = re.compile(rb"[A-Za-z0-9\-_, ]{1,2000}")
+
+
+def headers(origin: bytes, allowed: Collection[str]) -> Headers:
+    """Headers of an answer to a page of this origin."""
+    if not allowed:
+        return ()
+    vary = (b"vary", b"Origin")
+    if not origin or not (ANY in allowed or origin.decode("latin-1") in allowed):
+        return (vary,)
+    return (
+        vary,
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", b"*"),
+    )
+
+
+def preflight(request_headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str]) -> Headers:
+    """Headers that say what a browser may send; () = nothing, or it is no such request."""
+    names = dict(request_headers)
+    if b"access-control-request-method" not in names:
+        return ()
+    if len(headers(names.get(b"origin", b""), allowed)) < 2:
+        return ()
+    wanted = names.get(b"access-control-request-headers", b"")
+    return (
+        (b"access-control-allow-methods", b"GET, HEAD, POST"),
+        # `*` would not include Authorization.
+        *([(b"access-control-allow-headers", wanted)] if _NAMES.fullmatch(wanted) else []),
+        (b"access-control-max-age", b"%d" % KEPT_FOR_S),
+    )
+
+
+# Small fields of a form (multipart/form-data, RFC 7578) whose files pass by.
+#
+# Only the values of the wanted fields are kept, so the memory is bounded, however large a file
+# is.
+
+
+LONGEST_BOUNDARY = 200
+LONGEST_HEAD, LONGEST_VALUE, MOST_FIELDS, MOST_BLANKS = 8 * 1024, 1024, 1000, 100
+_NAME = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
+_FILE = re.compile(rb";\s*filename\*?\s*=", re.IGNORECASE)
+_BAD = "The body is no valid form (multipart/form-data)."
+
+
+class InvalidForm(ValueError):
+    """The text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value and its place in the body."""
+
+    value: bytes
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.value)
+
+
+class _At(Enum):
+    BODY = 1
+    DELIMITER = 2
+    HEAD = 3
+    END = 4
+
+
+def boundary_of(content_type: str) -> bytes:
+    """Raises InvalidForm."""
+    match = _BOUNDARY.search(content_type)
+    boundary = "" if match is None else match[1] or match[2]
+    if not 0 < len(boundary) <= LONGEST_BOUNDARY:
+        raise InvalidForm("The Content-Type of the form lacks its boundary.")
+    return boundary.encode("latin-1", "replace")
+
+
+class FormReader:
+    """`feed` all pieces, then `fields` has the wanted ones. Raises InvalidForm."""
+
+    def __init__(self, boundary: bytes, wanted: Collection[str]) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._wanted = {name.encode() for name in wanted}
+        # As if a line had ended before the first delimiter.
+        self._rest, self._at, self._offset = b"\r\n", _At.BODY, -2
+        self._parts = 0
+        self._name: bytes | None = None
+        self._value, self._start = b"", 0
+        self.fields: dict[str, Field] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return self._at is _At.END
+
+    def feed(self, piece: bytes) -> None:
+        self._rest += piece
+        while self._at is not _At.END and self._step():
+            pass
+        if self._at is _At.END:
+            self._drop(len(self._rest))
+
+    def _step(self) -> bool:
+        """Whether the next step has what it needs."""
+        if self._at is _At.BODY:
+            return self._body()
+        return self._after_delimiter() if self._at is _At.DELIMITER else self._head()
+
+    def _body(self) -> bool:
+        at = self._rest.find(self._delimiter)
+        is_found = at >= 0
+        size = at if is_found else max(0, len(self._rest) - len(self._delimiter) + 1)
+        if self._name is not None:
+            self._value += self._rest[:size]
+            if len(self._value) > LONGEST_VALUE:
+                raise InvalidForm(f"The field {self._name.decode()} is too long.")
+        self._drop(size)
+        if is_found:
+            self._keep()
+            self._drop(len(self._delimiter))
+            self._at = _At.DELIMITER
+        return is_found
+
+    def _keep(self) -> None:
+        if self._name is None:
+            return
+        name = self._name.decode()
+        if name in self.fields:
+            raise InvalidForm(f"The form has the field {name} twice.")
+        self.fields[name] = Field(self._value, self._start)
+        self._name, self._value = None, b""
+
+    def _after_delimiter(self) -> bool:
+        """The line ends, after blanks; or the form does, with two hyphens."""
+        line = self._rest.lstrip(b" \t")
+        if len(self._rest) - len(line) > MOST_BLANKS:
+            raise InvalidForm(_BAD)
+        if len(line) < 2:
+            return False
+        if self._rest.startswith(b"--"):
+            self._at = _At.END
+        elif line.startswith(b"\r\n"):
+            self._parts += 1
+            if self._parts > MOST_FIELDS:
+                raise InvalidForm(f"The form has more than {MOST_FIELDS} fields.")
+            # The line's end stays, as the head may be empty.
+            self._drop(len(self._rest) - len(line))
+            self._at = _At.HEAD
+        else:
+            raise InvalidForm(_BAD)
+        return True
+
+    def _head(self) -> bool:
+        at = self._rest.find(b"\r\n\r\n")
+        if at > LONGEST_HEAD or (at < 0 and len(self._rest) > LONGEST_HEAD):
+            raise InvalidForm("The head of a field of the form is too long.")
+        if at < 0:
+            return False
+        name = _name(self._rest[:at])
+        self._drop(at + 4)
+        self._name = name if name in self._wanted else None
+        self._value, self._start = b"", self._offset
+        self._at = _At.BODY
+        return True
+
+    def _drop(self, size: int) -> None:
+        self._rest = self._rest[size:]
+        self._offset += size
+
+
+def _name(head: bytes) -> bytes | None:
+    """The name of a field that is no file."""
+    for line in head.split(b"\r\n"):
+        header, _, value = line.partition(b":")
+        if header.strip().lower() == b"content-disposition" and not _FILE.search(value):
+            match = _NAME.search(value)
+            return None if match is None else match[1] if match[1] is not None else match[2]
+    return None
+
 
 # The paths whose requests name a model. FORMS may be forms with files; WHOLE are never streamed.
 FORMS = frozenset(

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.runner import process_tree
-from scheduler.runner.enforce import caps
+from scheduler.runner.confine import caps
 from scheduler.runner.launch import ROOT, interpreter
 
 PERMIT_S = 20.0
 LOCK_FD = 3
 PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from scheduler.runner.enforce import caps; caps.serve(sys.argv[2:])"
+    "from scheduler.runner.confine import caps; caps.serve(sys.argv[2:])"
 )
 GONE = "It has ended."
 OURS = "It is gpucoord itself."

@@ -12,7 +12,7 @@ import pytest
 from reports.capacity.facts import RecordedJob
 from reports.capacity.policy.replay import Replay, ReplayInput
 from scheduler.facts.jobs import QueuedJob
-from scheduler.limits.agents.policy import (
+from scheduler.limits.quotas.policy.agents import (
     DEFAULT_PRIORITY,
     MOST_PRIORITY,
     PRIORITY_IN_PLANS,
