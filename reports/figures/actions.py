@@ -33,7 +33,7 @@ from reports.figures.policy.violations import (
 from reports.figures.rows import usage, work
 from reports.periods import policy as periods
 from reports.periods.facts import Period, Scope, ScopeKind
-from scheduler.limits import rows as fair_share
+from scheduler.fair_share import rows as fair_share
 
 GROUP_PERMISSION = "reports.view_group_report"
 TREND_PERIODS = 4

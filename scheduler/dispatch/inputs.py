@@ -33,11 +33,11 @@ from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
+from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.jobs.lifecycle.rows.durations import Durations
 from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
-from scheduler.limits.rows import FairShareAccounts
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.policy import WindowPolicy

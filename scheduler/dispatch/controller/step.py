@@ -35,8 +35,8 @@ from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.blockers import LOAD_CODES, Tier
 from scheduler.facts.jobs import JobState
+from scheduler.fair_share.rows import Rights
 from scheduler.jobs.lifecycle.rows import durations
-from scheduler.limits.rows import Rights
 from scheduler.models import Attempt, Job
 from scheduler.queue.planner.idle_gpus import (
     IdleGpu,

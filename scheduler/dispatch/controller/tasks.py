@@ -26,8 +26,8 @@ from scheduler.dispatch.steps.yields import HotGpus, LostGpus
 from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_closures import LockClaims, LockFiles
 from scheduler.execution.steps.hosts import HostWatch
+from scheduler.fair_share import rows as fair_share
 from scheduler.jobs.notifications.step import JobNotifications
-from scheduler.limits import rows as fair_share
 from scheduler.limits.quotas.step import Charging
 from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.queue.sizing.step import AttemptUses

@@ -19,8 +19,8 @@ from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.language_models import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
+from scheduler.fair_share.rows import Rights
 from scheduler.limits.quotas import rows as quota_rows
-from scheduler.limits.rows import Rights
 from scheduler.limits.time_windows import policy as window_rules
 from scheduler.limits.time_windows.policy import WindowRequest
 from scheduler.models import Attempt, ExclusiveRun, Job, ModelInstance, ModelService

@@ -18,13 +18,13 @@ from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.language_models import Instance, InstanceState, ModelNames, Service
+from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.language_models.model_proxy.facts import Caller
 from scheduler.language_models.model_services import rows as demand
 from scheduler.language_models.model_services import rows as service_rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas import rows as quota_rows
-from scheduler.limits.rows import FairShareAccounts
 from scheduler.models import ModelInstance, ModelService
 
 

@@ -20,9 +20,9 @@ from monitor.runtime.rows.extensions import parts
 from scheduler.facts.jobs import PRIORITIES, JobState
 from scheduler.facts.people import Quota, UserAccount
 from scheduler.facts.units import minutes_left, minutes_taken, size
+from scheduler.fair_share.rows import Rights
 from scheduler.limits.quotas import rows
 from scheduler.limits.quotas.policy import charging
-from scheduler.limits.rows import Rights
 from scheduler.models import Job
 
 

@@ -19,7 +19,7 @@ from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS, Approval
 from scheduler.facts.jobs import Refusal
 from scheduler.facts.scripts import Script
-from scheduler.limits.rows import Rights
+from scheduler.fair_share.rows import Rights
 from scheduler.models import Batch
 from scheduler.submission.batches import policy, rows, step
 from scheduler.submission.batches.policy import BatchPolicy

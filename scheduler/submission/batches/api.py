@@ -94,7 +94,7 @@ class ItemBatchBody(ItemBatchLine):
     workers: list[int] | None = Field(
         description="Open jobs that answer its items one by one; null: each item becomes a job."
     )
-    rows: ExclusiveBody | None = Field(description="null: the batch was always shared.")
+    exclusive: ExclusiveBody | None = Field(description="null: the batch was always shared.")
 
 
 class ItemBatchPage(Schema):

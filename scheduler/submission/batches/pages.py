@@ -33,11 +33,11 @@ from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import JobState
 from scheduler.facts.language_models import PromptStatus
+from scheduler.fair_share.rows import Rights
 from scheduler.jobs.lifecycle.policy import last_lines
 from scheduler.jobs.pages.forms import job_field
 from scheduler.jobs.pages.lines import gpu_links
 from scheduler.jobs.pages.serialise import latest_number
-from scheduler.limits.rows import Rights
 from scheduler.models import Batch, BatchItem, ExclusiveRun, Job, Prompt
 from scheduler.runner import files
 from scheduler.submission.batches import actions, policy, rows

@@ -33,11 +33,11 @@ from scheduler.facts.batches import (
     ItemState,
 )
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob
+from scheduler.fair_share.rows import Rights
 from scheduler.jobs.lifecycle.policy import RetentionPolicy
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.jobs.lifecycle.rows.changes import synced
 from scheduler.limits.quotas import rows as quota_rows
-from scheduler.limits.rows import Rights
 from scheduler.models import (
     Attempt,
     Batch,

@@ -22,11 +22,11 @@ from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.field_types import JobField
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
+from scheduler.fair_share.rows import capacity
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import agents as agent_policy
-from scheduler.limits.rows import capacity
 from scheduler.models import Job, JobInput, SubmissionKey
 from scheduler.queue.planner import admission
 from scheduler.queue.sizing import policy as sizing_facts

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 
 from scheduler.facts.jobs import Dependency, Requirement
-from scheduler.limits.rows import FairShareAccounts, accounts_by_user, capacity, waiting_gpus
+from scheduler.fair_share.rows import FairShareAccounts, accounts_by_user, capacity, waiting_gpus
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota, UsageShare
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
