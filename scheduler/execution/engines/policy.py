@@ -1,4 +1,6 @@
-"""Policy: the texts of Slurm's commands -> facts. Unreadable lines are counted, never fatal.
+"""Policy: requests to other engines, the states of their tasks, and the texts of Slurm.
+
+Unreadable lines of Slurm's commands are counted, never fatal.
 
 Users choose texts that appear in answers: comments and job names, even with line breaks.
 Therefore a line of squeue begins with a mark that users cannot know, has  between its fields,
@@ -28,7 +30,7 @@ from scheduler.execution.engines.facts import (
 )
 from scheduler.facts.blockers import Tier
 
-# What of a job's request another engine can take over, and what it cannot.
+# The parts of a job's request that another engine can take over, and those that it cannot.
 #
 # Policy: what follows from the state of a task that another engine has.
 #

@@ -1,4 +1,4 @@
-"""Policy: whether a job runs again after an attempt has ended.
+"""Policy: whether a job runs again after an attempt has ended, and what it waits for then.
 
 exit 85 (checkpoint saved), after a yield request     again
 exit 85 without a request, if it can be asked         again

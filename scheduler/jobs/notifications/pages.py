@@ -1,4 +1,4 @@
-"""Page: the notifications that a user gets about own jobs."""
+"""Page and REST: the notifications that a user gets about own jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge: CPU and memory caps of one process by cgroup v2, and their end.
+"""Edge: niceness, CPU and memory caps of one process, the caps by cgroup v2, and their end.
 
 A cgroup that holds nothing but the process and its descendants is capped in place. Else the
 process is moved into one of ours, and back; out of a container it is never moved.

@@ -1,4 +1,4 @@
-"""Pages of the scripts: the list, and the form of one, generated from its schema."""
+"""Pages and REST of the scripts: the list, and the form of one, generated from its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Policy: backpressure: which priority classes are deferred because of load, and for how long.
+"""Policy: backpressure: which priority classes are deferred because of load, and for how long;
+and the level of the utilisation target.
 
 The first deferral lasts 30 s. Each further one lasts twice as long, up to a cap, until the machine
 has been calm for `FORGET_S`. A deferral ends when its time is over and no load signal is left, or

@@ -1,4 +1,4 @@
-"""Policy: the throttle of a host, computed by the controller at each tick."""
+"""Policy: the throttle and the mode of a host, computed by the controller at each tick."""
 
 from __future__ import annotations
 
