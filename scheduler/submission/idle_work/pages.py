@@ -1,4 +1,4 @@
-"""The page and REST of idle work: idle GPUs, templates with their chances, and why each was chosen."""
+"""The page and REST of idle work: idle GPUs, templates with their chances, and the choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy: waiting jobs as classes of identical requests, and their run times, for simulations."""
+"""Policy: waiting jobs as classes of identical requests, and their run times."""
 
 from __future__ import annotations
 
