@@ -1,4 +1,4 @@
-"""Step: keep the newest answer of another engine, and store what it says of open and ended tasks."""
+"""Step: keep the newest answer of another engine, and store what it says of tasks."""
 
 from __future__ import annotations
 

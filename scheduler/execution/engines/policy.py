@@ -3,7 +3,7 @@
 Unreadable lines of Slurm's commands are counted, never fatal.
 
 Users choose texts that appear in answers: comments and job names, even with line breaks.
-Therefore a line of squeue begins with a mark that users cannot know, has  between its fields,
+Therefore a line of squeue begins with a mark that users cannot know, has \x1f between its fields,
 and ends with the comment. Of a job's description, only the part between such texts counts.
 
 Policy: the tier of Slurm's reasons to wait. The words stay those of Slurm.
