@@ -10,7 +10,7 @@ from typing import Any
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
 from monitor.incidents.alerts.policy import AlertPolicy
-from monitor.incidents.constraints.policy import ConstraintPolicy
+from monitor.incidents.policy.constraints import ConstraintPolicy
 from monitor.incidents.policy.enforcement import EnforcementPolicy
 from monitor.incidents.policy.patterns import PatternPolicy
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy

@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from monitor.admin.base import Forgettable
 from monitor.journal.rows import audit
+from reports.figures.facts import ReportRefused
+from reports.figures.policy import periods
 from reports.models import ReportSchedule, ReportSubscription, StoredReport
-from reports.periods import policy as periods
-from reports.periods.facts import ReportRefused
 
 
 class ScheduleForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -25,8 +25,7 @@ from gpucoord_site.http.api_errors import handle_errors
 from monitor.api import refuse_unknown_parameters
 from monitor.facts import input_rules
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.gpus.api import gpu_router as gpu_router
-from monitor.gpus.api import host_router as host_router
+from monitor.gpus.api import gpu_router, host_router
 from monitor.gpus.api import router as monitor_router
 from monitor.incidents.api import router as incident_router
 from monitor.models import Agent

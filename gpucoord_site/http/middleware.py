@@ -17,7 +17,7 @@ from django.utils.decorators import sync_and_async_middleware
 
 from gpucoord_site import welcome
 from gpucoord_site.documentation.library import chapter_of
-from monitor.incidents.pages.badges import alert_count
+from monitor.incidents.pages.listing import alert_count
 from scheduler.limits.throttle.pages import badge
 
 COOKIE = "timezone"

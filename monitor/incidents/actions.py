@@ -12,8 +12,8 @@ from monitor.facts.formats import in_utc
 from monitor.incidents.alerts.steps import owner_warnings
 from monitor.incidents.alerts.steps.owner_warnings import MailToOwner
 from monitor.incidents.policy.enforcement import AccusedProcess, Step, never
-from monitor.incidents.policy.exemptions import ExemptionRule
-from monitor.incidents.rows.open import open_rows
+from monitor.incidents.policy.findings import ExemptionRule
+from monitor.incidents.rows.incidents import open_rows
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption, Incident, Response
 from monitor.owners.identity.policy import Viewer

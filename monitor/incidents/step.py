@@ -14,8 +14,7 @@ from monitor.facts.usage import CpuProcess
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CPU_HOG
 from monitor.incidents.policy import rule_input
-from monitor.incidents.policy.exemptions import exemptions_of_policy
-from monitor.incidents.policy.findings import Finding
+from monitor.incidents.policy.findings import Finding, exemptions_of_policy
 from monitor.incidents.policy.lifecycle import Verdict, judge
 from monitor.incidents.policy.rule_input import Booking, EmptyBookingTracker
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy

@@ -20,7 +20,7 @@ from monitor.gpus.snapshot import rows as snapshot_rows
 from monitor.incidents.alerts.policy import SEVERITIES
 from monitor.incidents.alerts.steps import outbox
 from monitor.incidents.facts import TITLES
-from monitor.incidents.rows import open as incident_open
+from monitor.incidents.rows import incidents as incident_open
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.models import Channel, Claim, Lease, Message

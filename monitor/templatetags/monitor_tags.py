@@ -21,8 +21,8 @@ from monitor.facts import formats
 from monitor.facts.accounts import submitter
 from monitor.incidents.pages import evidence
 from monitor.models import Channel, Incident, Message, Response
+from monitor.owners.accounts.rows import look_of
 from monitor.owners.identity.policy import Viewer
-from monitor.owners.looks.rows import look_of
 from monitor.pages.live import cards
 from monitor.runtime.pages import switched_off
 from monitor.usage.rows.processes import UsageTotals

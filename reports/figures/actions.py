@@ -12,14 +12,25 @@ from django.contrib.auth.models import Group, User
 from django.db.models import Q
 
 from monitor.facts.formats import in_zone, sig3
-from monitor.incidents.policy.exemptions import exemptions_of_policy
+from monitor.incidents.policy.findings import exemptions_of_policy
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.rows import incidents as incident_rows
 from monitor.models import Gpu, ProcessUse
 from monitor.owners.identity.policy import Viewer
 from monitor.thresholds import rows as thresholds
-from reports.figures.facts import GpuFigures, GpuHours, Report, TrendPoint, UserFigures, Violation
-from reports.figures.policy import advice, jobs, people
+from reports.figures import rows
+from reports.figures.facts import (
+    GpuFigures,
+    GpuHours,
+    Period,
+    Report,
+    Scope,
+    ScopeKind,
+    TrendPoint,
+    UserFigures,
+    Violation,
+)
+from reports.figures.policy import advice, jobs, people, periods
 from reports.figures.policy import people as privacy
 from reports.figures.policy.ledger import Ledger, spans
 from reports.figures.policy.violations import (
@@ -30,9 +41,6 @@ from reports.figures.policy.violations import (
     Standards,
     judged,
 )
-from reports.figures.rows import usage, work
-from reports.periods import policy as periods
-from reports.periods.facts import Period, Scope, ScopeKind
 from scheduler.fair_share import rows as fair_share
 
 GROUP_PERMISSION = "reports.view_group_report"
@@ -87,7 +95,7 @@ def build(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Report
     """
     names, visible = authorise(scope, viewer)
     whole = _figures(period, scope, names, now)
-    whole = replace(whole, sections=work.tables(period, scope, viewer, now))
+    whole = replace(whole, sections=rows.tables(period, scope, viewer, now))
     return whole if viewer.operator else privacy.anonymised(whole, visible)
 
 
@@ -141,16 +149,16 @@ class _Reading:
     ) -> None:
         self.policy = thresholds.current(ReportPolicy)
         self.gpu_time = thresholds.current(GpuTimePolicy)
-        self.gpus = usage.gpus(scope, period)
+        self.gpus = rows.gpus(scope, period)
         self.labels = dict(zip((gpu.uuid for gpu in self.gpus), _labels(self.gpus), strict=True))
-        self.waits = work.waits(period, now)
-        self.uses = usage.uses(self.gpus, period)
+        self.waits = rows.waits(period, now)
+        self.uses = rows.uses(self.gpus, period)
         owners = {use.owner for use in self.uses.values() if use.owner}
         self.rights = fair_share.Rights(now, owners | {wait.owner for wait in self.waits})
-        whole = self.gpus if scope.kind not in ON_SOME_GPUS else usage.gpus(Scope(), period)
+        whole = self.gpus if scope.kind not in ON_SOME_GPUS else rows.gpus(Scope(), period)
         self.machine_gpus = len(whole)
         self.ledger = self._ledger(period, now)
-        self.incidents = work.incidents(period, self.gpus, names)
+        self.incidents = rows.incidents(period, self.gpus, names)
         self.capacity_h = people.measured_capacity(
             self.ledger, people.totals(self.ledger, names, self.policy).gpu_hours
         )
@@ -166,7 +174,7 @@ class _Reading:
             lambda name: self.rights.entitlement(name) * self.machine_gpus,
         )
         waiting = jobs.by_hour(self.waits, since, until)
-        for step in usage.steps(self.gpus, self.uses, period, waiting, now):
+        for step in rows.steps(self.gpus, self.uses, period, waiting, now):
             ledger.add(step)
         return ledger
 
@@ -192,7 +200,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     users = privacy.only(_users(read, period, now, trend), names)
     listed, heavy_use = _heavy_use(read, period, names, now)
     recurring = tuple(
-        p for p in work.patterns(read.gpus, period.zone) if names is None or p.user in names
+        p for p in rows.patterns(read.gpus, period.zone) if names is None or p.user in names
     )
     least = COVERAGE_PCT
     waits = [wait for wait in read.waits if names is None or wait.owner in names]
@@ -211,7 +219,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
         queue=jobs.queue(waits, CLASSES),
         blockers=jobs.blockers(waits),
         incidents=read.incidents.rules,
-        operation=work.operation(
+        operation=rows.operation(
             period,
             {gpu.host for gpu in read.gpus},
             all_hosts=scope.kind is ScopeKind.ALL,
@@ -226,7 +234,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
 
 def _users(read: _Reading, period: Period, now: datetime, trend: Trend) -> tuple[UserFigures, ...]:
     targets = _targets(read, period, now)
-    past = work.past_jobs(period, read.gpus, COVERAGE_PCT / 100)
+    past = rows.past_jobs(period, read.gpus, COVERAGE_PCT / 100)
     return people.users(
         read.ledger,
         read.capacity_h,
@@ -302,7 +310,7 @@ def _trend(period: Period, gpus: Sequence[Gpu]) -> Trend:
     while first is not None and len(before) <= TREND_PERIODS and before[-1].since > first:
         before.append(periods.previous(before[-1]))
     for earlier in reversed(before[1:]):
-        for owner, (used, _, known_s) in usage.used_before(earlier, gpus).items():
+        for owner, (used, _, known_s) in rows.used_before(earlier, gpus).items():
             point = TrendPoint(
                 since=earlier.since,
                 used=used / HOUR_S,

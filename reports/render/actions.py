@@ -14,14 +14,13 @@ from django.template.loader import render_to_string
 from django.utils.safestring import mark_safe
 
 from monitor.journal.rows import audit
-from monitor.owners.looks.policy import Look, next_look
-from monitor.owners.looks.rows import look_of
+from monitor.owners.accounts.policy import Look, next_look
+from monitor.owners.accounts.rows import look_of
 from reports.figures.facts import Report, Table
 from reports.figures.policy import advice
 from reports.figures.policy.violations import line, use_line
-from reports.render import charts, codec
+from reports.render import charts, codec, engines
 from reports.render.charts import Picture
-from reports.render.engines import pdf, table_files
 from reports.render.wording import brief, tables
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
@@ -122,7 +121,7 @@ def mail_picture(report: Report) -> bytes | None:
     None without a chart. Raises NoTypst.
     """
     first = charts.shares(report, _looks(report))
-    return None if first is None else pdf.png(first.svg, charts.WIDTH)
+    return None if first is None else engines.png(first.svg, charts.WIDTH)
 
 
 def deliver(report: Report, format: str, by: str, now: datetime, base: str) -> HttpResponse:
@@ -268,11 +267,11 @@ def _json(report: Report) -> bytes:
 
 
 def _csv(report: Report) -> bytes:
-    return table_files.table(CSV_COLUMNS, (codec.user(row) for row in report.users))
+    return engines.table(CSV_COLUMNS, (codec.user(row) for row in report.users))
 
 
 def _xlsx(report: Report) -> bytes:
-    return table_files.workbook(texts.lines(report), tables.tables(report))
+    return engines.workbook(texts.lines(report), tables.tables(report))
 
 
 def _html(report: Report) -> bytes:
@@ -311,11 +310,11 @@ def _brief_pdf(report: Report, cover: Cover) -> bytes:
         "tables": [table for table in data["tables"] if table["key"] in brief.TABLES],
         "pictures": [picture for picture in data["pictures"] if picture["key"] in brief.PICTURES],
     }
-    return pdf.document(data)
+    return engines.document(data)
 
 
 def _pdf(report: Report) -> bytes:
-    return pdf.document(_pdf_data(report))
+    return engines.document(_pdf_data(report))
 
 
 def _pdf_data(report: Report) -> dict[str, Any]:

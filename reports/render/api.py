@@ -13,12 +13,11 @@ from ninja.errors import HttpError
 from monitor.api import InvalidInput
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound, limited
-from reports.figures.facts import Report
-from reports.periods import policy as periods
-from reports.periods.facts import ReportRefused
+from reports.figures.facts import Report, ReportRefused
+from reports.figures.policy import periods
 from reports.render.actions import FORMATS, deliver
 from reports.render.codec import as_json
-from reports.render.engines.pdf import NoTypst
+from reports.render.engines import NoTypst
 
 router = Router()
 

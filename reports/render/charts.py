@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-from monitor.owners.looks.policy import LINES, Look
+from monitor.owners.accounts.policy import LINES, Look
 from monitor.usage.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.ledger import IDLE_PCT

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.models import Gpu
-from monitor.owners.looks import rows as looks
+from monitor.owners.accounts import rows as looks
 from monitor.pages.live.pages import viewer_of
 from reports.figures.actions import (
     GROUP_PERMISSION,
@@ -22,10 +22,10 @@ from reports.figures.actions import (
     ScopeNotFound,
     limited,
 )
-from reports.periods import policy as periods
-from reports.periods.facts import Period, ReportRefused
+from reports.figures.facts import Period, ReportRefused
+from reports.figures.policy import periods
+from reports.render import engines
 from reports.render.actions import page_context
-from reports.render.engines import pdf
 
 # A week shows who uses what; the command line and REST give the last 24 hours.
 FIRST_SHOWN = "7d"
@@ -77,7 +77,7 @@ def _times(period: Period) -> dict[str, str]:
 
 
 def _choice(request: HttpRequest, query: Mapping[str, str]) -> dict[str, Any]:
-    has_pdf = pdf.is_available()
+    has_pdf = engines.is_available()
     return {
         "lasts": LASTS,
         "last": "" if query.get("from") else query.get("last") or FIRST_SHOWN,

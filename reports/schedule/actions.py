@@ -13,10 +13,9 @@ from monitor.incidents.alerts.senders import NOTHING, Attachment, Enclosure
 from monitor.journal.rows import audit
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import limited
-from reports.figures.facts import Report
+from reports.figures.facts import Period, Report
+from reports.figures.policy import periods
 from reports.models import ReportSchedule, StoredFile, StoredReport
-from reports.periods import policy as periods
-from reports.periods.facts import Period
 from reports.render.actions import MEDIA, MailFrame, mail
 from reports.render.wording import text as texts
 from reports.schedule import rows, step

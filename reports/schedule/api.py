@@ -15,8 +15,8 @@ from ninja.responses import Status
 from monitor.api import InvalidInput, PlainText, RequestBody
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
+from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredReport
-from reports.periods.facts import ReportRefused
 from reports.render.actions import FORMATS, MEDIA
 from reports.schedule import actions, rows
 from reports.schedule.actions import NotSent, TooManyReports

@@ -17,10 +17,10 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from monitor.pages.live.pages import viewer_of
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
+from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredFile
-from reports.periods.facts import ReportRefused
+from reports.render import engines
 from reports.render.actions import MEDIA
-from reports.render.engines import pdf
 from reports.schedule import actions, rows, step
 from scheduler.jobs.notifications import rows as notifications
 
@@ -68,7 +68,7 @@ def send(request: HttpRequest, pk: int) -> HttpResponse:
         "schedule": schedule,
         "period": actions.last_period(schedule, now),
         "receivers": step.receivers(schedule),
-        "has_chart": pdf.is_available(),
+        "has_chart": engines.is_available(),
     }
     return render(request, "reports/send.html", context)
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from monitor.facts.thresholds import threshold
-from reports.figures.facts import Report, UserFigures
+from reports.figures.facts import Period, Report, UserFigures
+from reports.figures.policy import periods
 from reports.figures.policy.violations import line
-from reports.periods import policy as periods
-from reports.periods.facts import Period
 
 # A message is read in a mail or chat; the stored report has the rest.
 LONGEST_TEXT = 6000

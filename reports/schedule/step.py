@@ -24,17 +24,16 @@ from monitor.incidents.alerts.steps.writer import message, person_of, route_of
 from monitor.incidents.facts import IDLE_HELD
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
+from monitor.owners.accounts import rows as looks
 from monitor.owners.identity.policy import Viewer
-from monitor.owners.looks import rows as looks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
-from reports.figures.facts import Report
+from reports.figures.facts import Period, Report, ReportRefused, Scope, ScopeKind
+from reports.figures.policy import periods
 from reports.models import ReportSchedule, ReportSubscription, StoredReport
-from reports.periods import policy as periods
-from reports.periods.facts import Period, ReportRefused, Scope, ScopeKind
 from reports.render.actions import FORMATS, MailFrame, mail, mail_picture, render
-from reports.render.engines.pdf import NoTypst
+from reports.render.engines import NoTypst
 from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
 from reports.schedule import policy, rows

@@ -12,8 +12,8 @@ from django.db.models import F, Q
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce
 
-from reports.periods.facts import Period
-from reports.render.engines import table_files
+from reports.figures.facts import Period
+from reports.render import engines
 from scheduler.models import Attempt, Job
 
 # GPU-hours of jobs by the value of a tag, such as the project.
@@ -114,7 +114,7 @@ def _value(use: TagUse) -> dict[str, Any]:
 
 def as_csv(answer: dict[str, Any]) -> bytes:
     """The values of a report; the column of the tag has the heading "value"."""
-    return table_files.table(CSV_COLUMNS, answer["values"])
+    return engines.table(CSV_COLUMNS, answer["values"])
 
 
 # The attempts of jobs that have a tag.

@@ -11,8 +11,8 @@ from ninja import Field, Query, Router, Schema
 
 from monitor.api import InvalidInput
 from monitor.facts.input_rules import character_problem
-from reports.periods import policy as periods
-from reports.periods.facts import ReportRefused
+from reports.figures.facts import ReportRefused
+from reports.figures.policy import periods
 from reports.tags import actions
 from reports.tags.actions import LONGEST_NAME, LONGEST_USER
 

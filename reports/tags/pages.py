@@ -10,8 +10,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.facts.input_rules import character_problem
-from reports.periods import policy as periods
-from reports.periods.facts import ReportRefused
+from reports.figures.facts import ReportRefused
+from reports.figures.policy import periods
 from reports.render.pages import LASTS
 from reports.tags import actions
 

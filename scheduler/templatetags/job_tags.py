@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from monitor.facts.formats import UNKNOWN, duration, shortest_size, sig3
 from monitor.facts.input_rules import escaped_json, escaped_lines
-from monitor.owners.looks.rows import look_of
+from monitor.owners.accounts.rows import look_of
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
 from scheduler.jobs.pages import forms

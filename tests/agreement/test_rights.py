@@ -18,14 +18,14 @@ from time_machine import TimeMachineFixture
 from gpucoord_site.cli import incidents as incidents_command
 from gpucoord_site.cli import quota as quota_command
 from monitor.facts.formats import part
-from monitor.incidents.pages import badges
+from monitor.incidents.pages import listing
 from monitor.incidents.pages.listing import REGION
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
 from monitor.pages import metrics
 from monitor.pages.metrics import Families
 from reports.figures.actions import build
-from reports.periods import policy as periods
+from reports.figures.policy import periods
 from scheduler.facts.jobs import Requirement
 from scheduler.models import HostCapacity, Quota, UsageShare
 from tests import jobs_made
@@ -124,8 +124,8 @@ def test_each_door_counts_the_same_open_incidents(rows: list[tuple[str, bool, bo
     metrics.add_incidents(families, ["box"])
     harms = any(severity != "info" for severity in open_now)
 
-    assert badges.current(now).open == len(open_now)
-    assert badges.alert_count(now) == (len(open_now) if harms else 0)
+    assert listing.current(now).open == len(open_now)
+    assert listing.alert_count(now) == (len(open_now) if harms else 0)
     assert loaded["count"] == len(open_now)
     assert len(loaded["lines"]) == min(len(open_now), loaded["most"])
     assert _sum(families, "gpucoord_incidents_open") == len(open_now)

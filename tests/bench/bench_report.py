@@ -47,7 +47,7 @@ def measure(now: datetime, lengths: list[int]) -> None:
 
     from monitor.owners.identity.policy import Viewer
     from reports.figures.actions import build
-    from reports.periods import policy as periods
+    from reports.figures.policy import periods
     from reports.render.actions import FORMATS, render
 
     def report(length: int) -> Any:

@@ -17,9 +17,9 @@ from gpucoord_site.cli.follow import ForeignOutput
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
-from reports.periods import policy as periods
+from reports.figures.policy import periods
 from reports.render.actions import render
-from reports.render.engines.table_files import harmless
+from reports.render.engines import harmless
 from tests.builders import NOW
 from tests.reports.made import ran, watched_gpu
 

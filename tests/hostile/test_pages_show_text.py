@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.gpu_states import GpuState
-from monitor.gpus.sampling.probes.identities import Identities
+from monitor.gpus.sampling.probes.host import Identities
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent, Event
 from monitor.pages.live.rendering import DASHBOARD, PROCESSES, Renderer

@@ -9,8 +9,7 @@ from datetime import datetime, timedelta
 from monitor.facts.claims import ClaimFact, Demand
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.incidents.policy import rule_input
-from monitor.incidents.policy.exemptions import exemptions_of_policy
-from monitor.incidents.policy.findings import Finding
+from monitor.incidents.policy.findings import Finding, exemptions_of_policy
 from monitor.incidents.policy.lifecycle import OpenIncident, Verdict, judge
 from monitor.incidents.policy.rule_input import EmptyBookingTracker
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import IDLE_HELD, MEMORY_HOG
-from monitor.incidents.pages import badges as incident_badges
+from monitor.incidents.pages import listing as incident_badges
 from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.past import process_use

@@ -13,8 +13,8 @@ from django.utils import timezone
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
 from monitor.incidents.pages import listing
-from monitor.incidents.policy.exemptions import ExemptionRule
-from monitor.incidents.rows import open as open_incidents
+from monitor.incidents.policy.findings import ExemptionRule
+from monitor.incidents.rows import incidents as open_incidents
 from monitor.models import (
     AuditEntry,
     Channel,

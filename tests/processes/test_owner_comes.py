@@ -11,8 +11,8 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.gpus import step as presence_step
 from monitor.gpus.policy.presence import PresencePolicy
+from monitor.gpus.sampling import step as presence_step
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import Requirement, YieldOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.facts.readings import ProcessIdentity
-from monitor.gpus.sampling.probes.identities import Identities
+from monitor.gpus.sampling.probes.host import Identities
 from tests.processes.service import wait_until
 
 PERSON = 24_601

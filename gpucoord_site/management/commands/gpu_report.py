@@ -14,10 +14,10 @@ from gpucoord_site.cli import report as report_options
 from gpucoord_site.management.plain import PlainCommand
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import ScopeNotFound, build
-from reports.periods import policy as periods
-from reports.periods.facts import ReportRefused
+from reports.figures.facts import ReportRefused
+from reports.figures.policy import periods
 from reports.render.actions import render
-from reports.render.engines.pdf import NoTypst
+from reports.render.engines import NoTypst
 
 
 class Command(PlainCommand):

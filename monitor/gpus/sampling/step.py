@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
@@ -13,7 +13,8 @@ from typing import Protocol
 from django.conf import settings
 
 from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.facts.gpu_states import IllegalGpuTransition, Xid
+from monitor.facts.gpu_states import ClosureFact, ClosureKind, IllegalGpuTransition, Xid
+from monitor.facts.presence import OwnerReading
 from monitor.facts.readings import (
     GpuReading,
     GpuSweep,
@@ -23,14 +24,14 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.gpus import rows as availability
-from monitor.gpus import step as cooling_step
-from monitor.gpus import step as presence_step
 from monitor.gpus.policy import changes, health
 from monitor.gpus.policy import changes as gpu_changes
+from monitor.gpus.policy import presence as presence_detection
 from monitor.gpus.policy.capability import with_stated_memory
+from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
-from monitor.gpus.policy.states import Cooling, keep_jobs, with_orphans, with_states
+from monitor.gpus.policy.states import Cooling, judge, keep_jobs, with_orphans, with_states
 from monitor.gpus.sampling import policy
 from monitor.gpus.sampling.policy import (
     Hang,
@@ -250,9 +251,9 @@ class Sampler:
         notes = [*gpu_changes.of_sweep(last, snapshot, states.changes), *notes]
         for fault in states.faults:
             self._isolation.failed(fault, IllegalGpuTransition(fault), now, FAULT_KINDS[1])
-        cooled = cooling_step.look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
+        cooled = look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
         self._log_start(snapshot)
-        snapshot, met = presence_step.watched(snapshot, last, in_force.of(PresencePolicy))
+        snapshot, met = watched(snapshot, last, in_force.of(PresencePolicy))
         return self._write(snapshot, [*notes, *met], sweep, cooled)
 
     def _log_start(self, snapshot: Snapshot) -> None:
@@ -296,7 +297,7 @@ class Sampler:
         with self._guard():
             snapshot = replace(snapshot, seq=self._next_seq())
             snapshots.record(snapshot, changed, self._ledger.carry() if sweep.is_fresh else None)
-            cooling_step.apply(cooled, snapshot, self._isolation)
+            apply(cooled, snapshot, self._isolation)
             self._isolation.each(
                 notes,
                 lambda note: f"{note.kind} of {note.gpu_uuid or note.owner or 'the host'}",
@@ -430,3 +431,101 @@ def build(guard: Guard) -> Sampler:
     limits = LimitsProbe(config.cpus, config.memory_gib)
     machine = HostProbe(config.node, [Path(settings.DATA)], limits=limits)
     return Sampler(guard, probe_from(config), machine, config.gpu_memory_gib)
+
+
+# Release of ended jobs' GPU memory: updates claims and quarantines.
+
+
+def look(
+    snapshot: Snapshot, claims: Sequence[ClaimFact], closures: Sequence[ClosureFact]
+) -> Cooling:
+    """Judge the claims by a sweep with a fresh process list."""
+    if not claims and not closures:
+        return Cooling()
+    return judge(snapshot.processes, snapshot.gpus, claims, closures, snapshot.at)
+
+
+def apply(cooling: Cooling, snapshot: Snapshot, isolation: ItemIsolation) -> None:
+    """Store the result and record events. The caller holds the sweep's transaction."""
+    now = snapshot.at
+    if cooling.started:
+        snapshots.mark_claims_seen(cooling.started, now)
+    if cooling.freed:
+        snapshots.mark_claims_freed(cooling.freed, now)
+    isolation.each(
+        cooling.stuck,
+        lambda closure: f"quarantine of {closure.gpu_uuid}",
+        lambda closure: _close(closure, snapshot),
+        now,
+    )
+    isolation.each(
+        cooling.recovered,
+        lambda uuid: f"end of the quarantine of {uuid}",
+        lambda uuid: _reopen(uuid, snapshot),
+        now,
+    )
+
+
+def _close(closure: ClosureFact, snapshot: Snapshot) -> None:
+    host = snapshot.host.name
+    if not availability.close(closure, host):
+        return
+    events.add(
+        "GPU_QUARANTINED",
+        f"{_name(closure.gpu_uuid, snapshot)} takes no new work. {closure.text}",
+        now=snapshot.at,
+        severity="warning",
+        host=host,
+        gpu_uuid=closure.gpu_uuid,
+        job_ref=closure.job_ref,
+    )
+
+
+def _reopen(uuid: str, snapshot: Snapshot) -> None:
+    if not availability.reopen([uuid], ClosureKind.QUARANTINED, snapshot.at):
+        return
+    text = f"{_name(uuid, snapshot)} has its memory back and takes work again."
+    host = snapshot.host.name
+    events.add("GPU_QUARANTINE_OVER", text, now=snapshot.at, host=host, gpu_uuid=uuid)
+
+
+def _name(uuid: str, snapshot: Snapshot) -> str:
+    return next((f"GPU {gpu.index}" for gpu in snapshot.gpus if gpu.uuid == uuid), "A GPU")
+
+
+def watched(
+    snapshot: Snapshot, before: Snapshot | None, policy: PresencePolicy
+) -> tuple[Snapshot, list[Note]]:
+    """The snapshot with the presence on each GPU, and the events to record."""
+    previous = before.owners if before else ()
+    owners = presence_detection.look(snapshot, previous, policy) if policy.enabled else ()
+    came, gone = presence_detection.changes(previous, owners)
+    notes = [
+        _note_of_coming(
+            owner, _gpu(owner, snapshot), presence_detection.others_on(owner, snapshot, policy)
+        )
+        for owner in came
+    ]
+    notes += [_note_of_going(owner, _gpu(owner, snapshot)) for owner in gone]
+    return replace(snapshot, owners=owners), notes
+
+
+def _gpu(owner: OwnerReading, snapshot: Snapshot) -> str:
+    names = (f"GPU {gpu.index}" for gpu in snapshot.gpus if gpu.uuid == owner.gpu_uuid)
+    return next(names, "a lost GPU")
+
+
+def _note_of_coming(owner: OwnerReading, gpu: str, count: int) -> Note:
+    return Note(
+        kind="OWNER_PRESENT",
+        text=f"Other GPU processes detected, evicting models: {owner.description} is on {gpu}.",
+        severity="warning",
+        gpu_uuid=owner.gpu_uuid,
+        owner=owner.user or "",
+        figures={"other_process_count": count},
+    )
+
+
+def _note_of_going(owner: OwnerReading, gpu: str) -> Note:
+    text = f"{owner.description} has left {gpu}: jobs may start there again."
+    return Note(kind="OWNER_GONE", text=text, gpu_uuid=owner.gpu_uuid, owner=owner.user or "")

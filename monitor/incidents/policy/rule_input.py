@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 
 from monitor.facts.claims import JOB_KINDS, ClaimFact, Demand
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
-from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt
-from monitor.incidents.policy.findings import EmptyBooking, Group, RuleInput, key_of
+from monitor.incidents.policy.findings import (
+    EmptyBooking,
+    ExemptionRule,
+    Group,
+    RuleInput,
+    is_exempt,
+    key_of,
+)
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.policy.usage_buffers import ProcessPresence, UsageBuffers
 from monitor.incidents.policy.usage_series import Series

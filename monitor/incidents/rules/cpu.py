@@ -10,8 +10,7 @@ from monitor.facts.accounts import is_person
 from monitor.facts.readings import ProcessReading
 from monitor.facts.usage import CpuProcess
 from monitor.incidents.facts import CPU_HOG
-from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt_from
-from monitor.incidents.policy.findings import Finding
+from monitor.incidents.policy.findings import ExemptionRule, Finding, is_exempt_from
 from monitor.incidents.policy.thresholds import COVERAGE_PCT, GpuTimePolicy
 from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 
 from monitor.facts.readings import Health
 from monitor.incidents import facts as rules
-from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt_from
-from monitor.incidents.policy.findings import Finding, RuleInput, key_of
+from monitor.incidents.policy.findings import (
+    ExemptionRule,
+    Finding,
+    RuleInput,
+    is_exempt_from,
+    key_of,
+)
 from monitor.incidents.policy.thresholds import (
     COVERAGE_PCT,
     BookingPolicy,

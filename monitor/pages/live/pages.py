@@ -25,7 +25,7 @@ from monitor.gpus.policy.health import clock_words
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot import rows as snapshot_rows
 from monitor.incidents.facts import NONE, Badges
-from monitor.incidents.pages import badges as incident_badges
+from monitor.incidents.pages import listing as incident_badges
 from monitor.journal.rows import events
 from monitor.models import Gpu, ProcessUse, Sample
 from monitor.owners.identity.policy import Viewer, owns, redact

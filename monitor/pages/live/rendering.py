@@ -18,7 +18,7 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import NONE, Badges
-from monitor.owners.looks.policy import Look
+from monitor.owners.accounts.policy import Look
 from monitor.pages.live import board, cards
 from monitor.pages.live.cards import Card, HostStrip, ProcessRow
 from monitor.pages.live.frames import (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from monitor.facts.readings import ProcessReading
 from monitor.facts.thresholds import threshold
-from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt, is_exempt_from
+from monitor.incidents.policy.findings import ExemptionRule, is_exempt, is_exempt_from
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from reports.figures.facts import UserFigures, Violation
 from reports.figures.policy.ledger import ProcessSums, UseFact

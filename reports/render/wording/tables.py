@@ -8,8 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from monitor.facts.formats import sig3
-from reports.figures.facts import GpuHours, Report, Table
-from reports.periods.facts import ScopeKind
+from reports.figures.facts import GpuHours, Report, ScopeKind, Table
 from scheduler.facts.blockers import title
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

@@ -20,11 +20,11 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import GpuReading, Snapshot
 from monitor.gpus.sampling.probes.host import cpu_processes
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.constraints import rows as constraint_rows
-from monitor.incidents.constraints.policy import ConstraintPolicy, judge
 from monitor.incidents.facts import IDLE_HELD
+from monitor.incidents.policy.constraints import ConstraintPolicy, judge
 from monitor.incidents.policy.lifecycle import Verdict
-from monitor.incidents.rows import open as open_incidents
+from monitor.incidents.rows import constraints as constraint_rows
+from monitor.incidents.rows import incidents as open_incidents
 from monitor.incidents.step import IncidentStep
 from monitor.journal.rows import events
 from monitor.models import Event, Incident

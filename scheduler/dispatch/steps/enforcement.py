@@ -29,7 +29,7 @@ from monitor.incidents.policy.enforcement import (
     Step,
     StepRecord,
 )
-from monitor.incidents.rows import open as open_incidents
+from monitor.incidents.rows import incidents as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response
 from monitor.runtime.rows.item_isolation import ItemIsolation

@@ -14,7 +14,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor.owners.looks import rows as looks
+from monitor.owners.accounts import rows as looks
 from monitor.pages.live.frames import Child, Context, Region
 from monitor.runtime.policy import TimedCache
 from scheduler.dispatch.steps import preview

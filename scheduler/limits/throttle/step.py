@@ -14,9 +14,9 @@ from django.db.models import QuerySet
 
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.constraints import rows as constraint_rows
-from monitor.incidents.constraints.policy import Constraint, ConstraintPolicy, gauges
-from monitor.incidents.rows import open as open_incidents
+from monitor.incidents.policy.constraints import Constraint, ConstraintPolicy, gauges
+from monitor.incidents.rows import constraints as constraint_rows
+from monitor.incidents.rows import incidents as open_incidents
 from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as monitor_rows

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from monitor.incidents.policy.exemptions import ExemptionRule
+from monitor.incidents.policy.findings import ExemptionRule
 
 
 @pytest.mark.parametrize("pattern", ["*" * 99 + "!", "*a" * 99 + "!", "*?" * 99 + "!"])

@@ -9,7 +9,7 @@ from monitor.facts.claims import Demand
 from monitor.facts.readings import ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
-from monitor.incidents.rows import open as incident_open
+from monitor.incidents.rows import incidents as incident_open
 from monitor.incidents.step import IncidentStep
 from monitor.journal.rows import audit, events
 from monitor.models import (

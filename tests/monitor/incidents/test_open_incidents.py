@@ -7,7 +7,7 @@ import pytest
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import IDLE_HELD, SUSTAINED
-from monitor.incidents.rows import open as open_incidents
+from monitor.incidents.rows import incidents as open_incidents
 from monitor.models import Incident
 from tests.builders import NOW, gpu_uuid, snapshot
 

@@ -12,7 +12,7 @@ from monitor.models import Pattern
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
-from reports.periods import policy as periods
+from reports.figures.policy import periods
 from scheduler.models import YieldRequest
 from tests.builders import NOW
 from tests.jobs_made import running

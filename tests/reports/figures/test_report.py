@@ -10,15 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitor.models import Claim, Exemption, Incident
+from monitor.owners.accounts.policy import Look
+from monitor.owners.accounts.rows import look_of
 from monitor.owners.identity.policy import Viewer
-from monitor.owners.looks.policy import Look
-from monitor.owners.looks.rows import look_of
+from reports.figures import rows
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
-from reports.figures.policy import people
+from reports.figures.policy import people, periods
 from reports.figures.policy.violations import ReportPolicy, above_entitlement, line, use_line
-from reports.figures.rows import work
-from reports.periods import policy as periods
 from reports.render import charts
 from reports.render.actions import page_context
 from reports.render.wording import tables
@@ -510,8 +509,8 @@ def test_a_section_that_fails_leaves_the_others_in_the_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = Table(key="batches", title="Batches", head=("Batch",), rows=(("1 video",),))
-    monkeypatch.setattr(work, "models", lambda *_: 1 / 0)
-    monkeypatch.setattr(work, "batches", lambda *_: table)
+    monkeypatch.setattr(rows, "models", lambda *_: 1 / 0)
+    monkeypatch.setattr(rows, "batches", lambda *_: table)
 
     assert report().sections == (table,)
 

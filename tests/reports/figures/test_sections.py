@@ -6,9 +6,9 @@ import pytest
 from django.contrib.auth.models import Group, User
 
 from monitor.owners.identity.policy import Viewer
+from reports.figures import rows
 from reports.figures.facts import Table
-from reports.figures.rows import work
-from reports.periods import policy as periods
+from reports.figures.policy import periods
 from scheduler.models import Batch, ModelUse
 from tests.builders import NOW
 
@@ -36,7 +36,7 @@ def batch(owner: User, hours_ago: float, ended_hours_ago: float | None = None) -
     )
 
 
-def rows(table: Table | None) -> tuple[tuple[object, ...], ...]:
+def lines_of(table: Table | None) -> tuple[tuple[object, ...], ...]:
     assert table is not None
     return table.rows
 
@@ -47,9 +47,9 @@ def test_requests_to_models_are_added_up_over_users_and_hours_of_the_period() ->
     asked("bob", 2)
     asked("bob", 30)
 
-    table = work.models(PERIOD, periods.scope("all"))
+    table = rows.models(PERIOD, periods.scope("all"))
 
-    assert rows(table) == (("llama", 30, 3, 0, 300, 0),)
+    assert lines_of(table) == (("llama", 30, 3, 0, 300, 0),)
 
 
 def test_requests_of_a_user_or_a_group_are_theirs_alone(alice: User) -> None:
@@ -58,15 +58,15 @@ def test_requests_of_a_user_or_a_group_are_theirs_alone(alice: User) -> None:
     alice.groups.add(Group.objects.create(name="vision"))
 
     for scope in ("user:alice", "group:vision"):
-        table = work.models(PERIOD, periods.scope(scope))
-        assert rows(table)[0][1] == 10
+        table = rows.models(PERIOD, periods.scope(scope))
+        assert lines_of(table)[0][1] == 10
 
 
 def test_a_report_without_requests_or_batches_has_no_such_section() -> None:
     everything = periods.scope("all")
 
-    assert work.models(PERIOD, everything) is None
-    assert work.batches(PERIOD, everything, OPERATOR) is None
+    assert rows.models(PERIOD, everything) is None
+    assert rows.batches(PERIOD, everything, OPERATOR) is None
 
 
 def test_a_gpu_has_neither_requests_nor_batches(alice: User) -> None:
@@ -75,8 +75,8 @@ def test_a_gpu_has_neither_requests_nor_batches(alice: User) -> None:
 
     gpu = periods.scope("gpu:GPU-1")
 
-    assert work.models(PERIOD, gpu) is None
-    assert work.batches(PERIOD, gpu, OPERATOR) is None
+    assert rows.models(PERIOD, gpu) is None
+    assert rows.batches(PERIOD, gpu, OPERATOR) is None
 
 
 def test_batches_that_ran_in_the_period_are_listed_newest_first(alice: User) -> None:
@@ -84,15 +84,17 @@ def test_batches_that_ran_in_the_period_are_listed_newest_first(alice: User) -> 
     old = batch(alice, 90, ended_hours_ago=1)
     running = batch(alice, 5)
 
-    table = work.batches(PERIOD, periods.scope("all"), OPERATOR)
+    table = rows.batches(PERIOD, periods.scope("all"), OPERATOR)
 
-    assert [row[0] for row in rows(table)] == [f"{each.pk} transcripts" for each in (running, old)]
+    assert [row[0] for row in lines_of(table)] == [
+        f"{each.pk} transcripts" for each in (running, old)
+    ]
 
 
 def test_a_user_sees_no_batches_of_others(alice: User, bob: User) -> None:
     batch(alice, 2)
     batch(bob, 2)
 
-    table = work.batches(PERIOD, periods.scope("all"), Viewer("alice"))
+    table = rows.batches(PERIOD, periods.scope("all"), Viewer("alice"))
 
-    assert [row[1] for row in rows(table)] == ["alice"]
+    assert [row[1] for row in lines_of(table)] == ["alice"]

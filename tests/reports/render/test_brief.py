@@ -12,7 +12,7 @@ from pypdf import PdfReader
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
-from reports.periods import policy as periods
+from reports.figures.policy import periods
 from reports.render.actions import render
 from reports.render.wording.brief import Cover
 from reports.render.wording.tables import cell

@@ -20,7 +20,7 @@ from monitor.owners.identity.policy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import build
 from reports.figures.facts import Report
-from reports.periods import policy as periods
+from reports.figures.policy import periods
 from reports.render.actions import CSV_COLUMNS, FORMATS, render
 from reports.render.wording import tables
 from reports.render.wording.tables import ALL_JOBS, ALL_USERS, cell

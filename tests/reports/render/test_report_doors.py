@@ -19,7 +19,7 @@ from django.test import Client
 from gpucoord_site.cli import report as report_command
 from monitor.models import AuditEntry
 from reports.figures import actions
-from reports.render.engines import pdf
+from reports.render import engines
 from scheduler.models import Job
 from scheduler.queue.blockers import policy as stored_blockers
 from tests.builders import NOW
@@ -114,7 +114,7 @@ def test_without_typst_the_answer_says_how_to_get_it(
     root: User, as_user: SignIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "typst", None)
-    monkeypatch.setattr(pdf, "is_available", lambda: False)
+    monkeypatch.setattr(engines, "is_available", lambda: False)
 
     answer = as_user(root).get(f"{URL}?format=pdf")
 

@@ -16,12 +16,12 @@ from reports.figures.facts import (
     Costs,
     GpuHours,
     Report,
+    Scope,
     Totals,
     UserFigures,
     Violation,
 )
-from reports.periods import policy as periods
-from reports.periods.facts import Scope
+from reports.figures.policy import periods
 from reports.render.wording import text
 from reports.render.wording.tables import cell
 from tests.builders import NOW

@@ -18,8 +18,8 @@ from pypdf import PdfReader
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
+from reports.figures.policy import periods
 from reports.models import ReportSchedule, StoredReport
-from reports.periods import policy as periods
 from reports.render.actions import render
 from reports.render.wording import tables
 from reports.schedule import step

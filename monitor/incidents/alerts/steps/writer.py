@@ -26,7 +26,7 @@ from monitor.incidents.alerts.policy import (
 )
 from monitor.incidents.alerts.rows import link, message_text
 from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.rows import open as incident_open
+from monitor.incidents.rows import incidents as incident_open
 from monitor.models import Channel, Event, Incident, Message
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once

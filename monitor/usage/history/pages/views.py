@@ -21,7 +21,7 @@ from monitor.gpus.snapshot import rows as snapshot_rows
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.alerts.rows import owner_summary
 from monitor.incidents.facts import IDLE_HELD
-from monitor.incidents.pages import badges as incident_badges
+from monitor.incidents.pages import listing as incident_badges
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.incidents.rules.memory import IDLE_PCT
 from monitor.incidents.wording import IncidentSummary

@@ -17,7 +17,7 @@ from math import ceil
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import GpuReading
 from monitor.facts.thresholds import percent, threshold
-from monitor.incidents.constraints.policy import Gauge
+from monitor.incidents.policy.constraints import Gauge
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import PriorityClass
 

@@ -13,7 +13,7 @@ from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy.capability import hidden
 from monitor.gpus.policy.states import HELD_BYTES
-from monitor.incidents.constraints.policy import Constraint, ConstraintEffect, Gauge
+from monitor.incidents.policy.constraints import Constraint, ConstraintEffect, Gauge
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.limits.throttle.policy import pressure

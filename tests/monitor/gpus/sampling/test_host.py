@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from monitor.gpus.sampling.probes import host as host_module
-from monitor.gpus.sampling.probes.host import HostProbe
-from monitor.gpus.sampling.probes.identities import Identities
+from monitor.gpus.sampling.probes.host import HostProbe, Identities
 from tests.monitor.made_readings import NOW
 
 

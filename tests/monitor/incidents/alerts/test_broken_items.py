@@ -12,7 +12,7 @@ from django.db import OperationalError, transaction
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Xid
 from monitor.facts.readings import GpuProcess, GpuSweep, HostReading, ProcessIdentity
-from monitor.gpus.sampling.probes.identities import Identities
+from monitor.gpus.sampling.probes.host import Identities
 from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.alerts.steps import outbox

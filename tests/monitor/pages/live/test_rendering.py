@@ -14,8 +14,8 @@ from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot.rows import Bookings
 from monitor.incidents.facts import Badge, Badges
-from monitor.owners.looks import rows as look_rows
-from monitor.owners.looks.policy import Look
+from monitor.owners.accounts import rows as look_rows
+from monitor.owners.accounts.policy import Look
 from monitor.pages.live import frames, rendering
 from monitor.pages.live.frames import Child, Frame, Region
 from monitor.pages.live.rendering import Renderer

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.incidents.constraints.policy import Gauge
+from monitor.incidents.policy.constraints import Gauge
 from scheduler.limits.throttle.policy import pressure
 from scheduler.limits.throttle.policy.pressure import (
     CALM_S,

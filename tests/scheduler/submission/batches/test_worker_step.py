@@ -22,8 +22,7 @@ from scheduler.facts.jobs import RunTime
 from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.worker_files import WorkerFiles
-from scheduler.submission.batches import policy as policy
-from scheduler.submission.batches import rows
+from scheduler.submission.batches import policy, rows
 from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.batches import step as workers
 from scheduler.submission.batches.step import BatchStep

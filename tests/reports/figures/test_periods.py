@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.periods import policy as periods
-from reports.periods.facts import ReportRefused, Scope, ScopeKind
+from reports.figures.facts import ReportRefused, Scope, ScopeKind
+from reports.figures.policy import periods
 
 NOW = datetime(2026, 3, 30, 12, 34, 56, tzinfo=UTC)
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")

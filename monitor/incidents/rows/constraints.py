@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django.db.models import Avg, Count, QuerySet
 
 from monitor.facts.formats import duration
-from monitor.incidents.constraints.policy import (
+from monitor.incidents.policy.constraints import (
     DATA_DISK,
     DISK,
     THROTTLED,

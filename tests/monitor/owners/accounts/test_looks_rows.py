@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu, ProcessHour
-from monitor.owners.looks import rows
+from monitor.owners.accounts import rows
 from tests.builders import NOW, snapshot
 from tests.monitor.past import process_use
 

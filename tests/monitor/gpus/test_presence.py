@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import Health, ProcessReading
-from monitor.gpus import step as presence_step
 from monitor.gpus.policy import presence as machine
 from monitor.gpus.policy.presence import TABLE, PresencePolicy, Sign
+from monitor.gpus.sampling import step as presence_step
 from monitor.gpus.snapshot import rows as snapshot_codec
 from monitor.models import LatestSnapshot
 from monitor.thresholds import rows as thresholds

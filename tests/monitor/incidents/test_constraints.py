@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import DiskReading, Pressure
-from monitor.incidents.constraints.policy import (
+from monitor.incidents.policy.constraints import (
     EFFECTS,
     GIB,
     Constraint,

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from monitor.facts.input_rules import LATEST, character_problem, possible_time
-from reports.periods.facts import Period, ReportRefused, Scope, ScopeKind
+from reports.figures.facts import Period, ReportRefused, Scope, ScopeKind
 
 DEFAULT = "24h"
 LONGEST = timedelta(days=3 * 366)
