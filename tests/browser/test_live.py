@@ -202,6 +202,8 @@ def batch_page(page: Page) -> str:
     return page.url.partition("#")[0]
 
 
+# Each page is open in a tab of its own, and all are updated at the same time.
+@pytest.mark.timeout(600)
 def test_all_that_a_reader_opened_stays_open_on_each_page(
     open_page: Open, service: Service
 ) -> None:
