@@ -556,7 +556,12 @@ def _taken(blocker: Blocker) -> str:
     if blocker.detail("case") == "foreign":
         return "It starts when that process has ended."
     several = len(blocker.jobs) > 1
-    return f"It starts when {'those jobs end' if several else 'that job ends'}."
+    ends = "those jobs end" if several else "that job ends"
+    if blocker.detail("leave_from"):
+        they = "they" if several else "it"
+        at = _moment(blocker.detail("leave_from"), blocker)
+        return f"It starts when {ends}, or when {they} may be asked to leave: from {at} on."
+    return f"It starts when {ends}."
 
 
 def _budget(blocker: Blocker) -> str:

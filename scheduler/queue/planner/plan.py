@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 
-from scheduler.facts.blockers import Blocker
+from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import Placement, Plan, PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, placement, preemption
@@ -330,6 +330,7 @@ class Pass:
         # The overdue job of each priority.
         self.ahead: dict[int, QueuedJob] = {}
         self._pool = GpuPool(self.state)
+        self._running = {job.id: job for job in slots.running}
         self.groups = RequestGroups()
         self._waiting = [job for job in jobs if job.waits]
         # Jobs that pass all gates but find no GPUs, in order.
@@ -467,13 +468,25 @@ class Pass:
         request = group.request
         if request.requirement.gpus and self.state.slots.blocker is None:
             owner, priority, requirement = request[:3]
-            of_gpus = self._pool.explain(group, job_id)
+            of_gpus = tuple(
+                self._with_leave(blocker, priority) for blocker in self._pool.explain(group, job_id)
+            )
             above = self.shares.above(owner, priority, requirement, self.state.wanted)
             # The order of users matters only for GPUs that jobs of the queue hold.
             if above is not None and placement.is_contended(of_gpus):
                 blockers += (above,)
             blockers += of_gpus
         return tuple(sorted(blockers, key=_tier)) if len(blockers) > 1 else blockers
+
+    def _with_leave(self, blocker: Blocker, priority: int) -> Blocker:
+        """The same with the moment from which the jobs that hold the GPU may be preempted."""
+        if blocker.code is not BlockerCode.GPU_TAKEN or not blocker.jobs:
+            return blocker
+        state = self.state
+        at = preemption.leave_from(blocker.jobs, self._running, priority, state.rules.preemption)
+        if at is None or at <= state.now:
+            return blocker
+        return replace(blocker, details=(*blocker.details, ("leave_from", at.isoformat())))
 
 
 _tier = attrgetter("tier")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
+from scheduler.queue.blockers import wording
 from scheduler.queue.planner import gates, matching, placement
 from scheduler.queue.planner.plan import plan
 from scheduler.queue.planner.preemption import PreemptionPolicy, deadline_of, victims
@@ -389,3 +390,27 @@ def test_the_search_reads_the_closed_gpus_once(monkeypatch: pytest.MonkeyPatch) 
 
     assert len(made.preemptions) == 1
     assert len(calls) < 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "minutes"),
+    [
+        ({}, 4),
+        ({"priority": 3}, None),
+        ({"preemptible": False}, None),
+        ({"started_at": NOW - HOUR, "yields": True}, None),
+        ({"started_at": NOW - HOUR}, None),
+    ],
+    ids=["younger", "same class", "not preemptible", "leaves already", "may be asked now"],
+)
+def test_a_waiting_job_names_the_moment_from_which_the_holder_may_be_asked_to_leave(
+    changes: dict[str, Any], minutes: int | None
+) -> None:
+    holder = _running(7, **({"started_at": NOW - timedelta(minutes=6)} | changes))
+    job = _wanting(owner="carla")
+
+    (taken,) = plan([job], _slots([holder]), PLANNED, NOW).blockers[99]
+
+    at = None if minutes is None else (NOW + timedelta(minutes=minutes)).isoformat()
+    assert taken.detail("leave_from") == at
+    assert ("may be asked to leave" in wording.condition(taken)) == (at is not None)
