@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ from gpucoord_site.cli.why import lines as why_lines
 from monitor.facts.answers import AnswerField
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.units import parse_duration
+from scheduler.runner.spec import script_in
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
@@ -137,7 +139,9 @@ def _job_lines(job: Json) -> Iterator[str]:
     for field in JOB_ANSWERS:
         for label, value in _rows(job, field):
             if value not in (None, "", tables.UNKNOWN):
-                yield f"{label + ':':<14}{value}"
+                first, *more = str(value).rstrip("\n").split("\n")
+                yield f"{label + ':':<14}{first}"
+                yield from (f"  {line}" for line in more)
     if job.get("efficiency"):
         yield f"{'used:':<14}{job['efficiency']}"
     if job.get("held_log"):
@@ -167,6 +171,7 @@ WORDED: dict[str, Callable[[Json], Any]] = {
     "id": lambda job: f"{job['id']} ({job['name']}) of {_owner(job)}",
     "state": lambda job: job["outcome"] or job["state"],
     "requested": lambda job: ", ".join(_requested(job)),
+    "command": lambda job: _command(job),
     "host": lambda job: job.get("host") or job["requested"].get("host"),
     "contact_lost_since": lambda job: (
         job.get("contact_lost_since")
@@ -176,6 +181,14 @@ WORDED: dict[str, Callable[[Json], Any]] = {
     "array": lambda job: job["array"] and f"{job['array']}, index {job['array_index']}",
     "after": lambda job: ", ".join(map(str, [*job["after"], *job["after_success"]])),
 }
+
+
+def _command(job: Json) -> str | None:
+    """Of a script its name and arguments, then its text."""
+    script = script_in(job.get("argv") or ())
+    if script is None:
+        return job["command"] and str(job["command"])
+    return f"{shlex.join([script.path, *script.words])}, copied at submission:\n{script.text}"
 
 
 def _engine(attempts: Sequence[Json]) -> str:

@@ -125,6 +125,7 @@ NAMES = {
     "msgqueue": "-q", "nofile": "-n", "nproc": "-u", "sigpending": "-i", "stack": "-s",
 }  # fmt: skip
 UNLIMITED = "unlimited"
+IN_BYTES = {"as", "core", "data", "fsize", "memlock", "msgqueue", "stack"}
 INFINITE = -1
 LARGEST = 2**63 - 1
 # Of a job without a shell, as a login has them; others are as high as the service may set them.
@@ -148,6 +149,16 @@ def complete(limits: Limits) -> dict[str, int]:
     """The soft limits of a job, for the runner: -1 = unlimited."""
     rest = dict.fromkeys(NAMES, INFINITE) | OF_A_LOGIN
     return rest | {n: INFINITE if v == UNLIMITED else int(v) for n, v in limits.items()}
+
+
+def limit_texts(limits: Limits) -> list[tuple[str, str]]:
+    """The limits that are not unlimited, by name, with units; then the others."""
+    texts = [
+        (name, f"{value / 1024**2:g} MiB" if name in IN_BYTES and value else str(value))
+        for name, value in limits.items()
+        if value != UNLIMITED and isinstance(value, int)
+    ]
+    return texts if len(texts) == len(limits) else [*texts, ("others", UNLIMITED)]
 
 
 def above(limits: Limits, hard: Mapping[str, int]) -> dict[str, str]:

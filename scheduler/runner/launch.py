@@ -23,7 +23,7 @@ from pathlib import Path, PurePath
 from typing import NoReturn
 
 from scheduler.runner.confine import landlock
-from scheduler.runner.spec import Spec
+from scheduler.runner.spec import Spec, script_in
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -207,19 +207,11 @@ class CopiedScript:
 
 
 def copied_script(argv: Sequence[str], cwd: str) -> CopiedScript | None:
-    """argv: the shell that the text names in its first line, -c, the text, its path, arguments."""
-    at = argv.index("-c") if "-c" in argv[:-2] else 0
-    text = argv[at + 1] if at else ""
-    first, _, rest = text.partition("\n")
-    try:
-        interpreter = shlex.split(first[2:])
-    except ValueError:
+    script = script_in(argv)
+    if script is None:
         return None
-    if not first.startswith("#!") or interpreter != list(argv[:at]):
-        return None
-    path, *words = argv[at + 2 :]
-    if PurePath(path).name in ("", ".."):
-        return None
+    path, interpreter = script.path, script.interpreter
+    rest = script.text.partition("\n")[2]
     is_whole = path.startswith("/")
     name = PurePath(path).name if is_whole else path
     # bash takes $0 from this variable.
@@ -229,7 +221,7 @@ def copied_script(argv: Sequence[str], cwd: str) -> CopiedScript | None:
     # The redirection hides the line from a trace (-x).
     begin = f"exec {SCRIPT_FD}<&-;{whole} {cd} cd -- {shlex.quote(cwd)} && unset OLDPWD;"
     return CopiedScript(
-        [*interpreter, name, *words], name, f"{{ {begin} }} 2>/dev/null || exit 126\n{rest}"
+        [*interpreter, name, *script.words], name, f"{{ {begin} }} 2>/dev/null || exit 126\n{rest}"
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from pathlib import PurePath
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
 TEXT_LIMIT = 1000
@@ -206,3 +209,29 @@ class Bounds(_Body):
     share_pct: int | None = None
     period_s: float = 0.5
     log_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptArgv:
+    """A shell script that was copied at submission, as it stands in the argv of its job."""
+
+    interpreter: list[str]
+    text: str
+    path: str
+    words: list[str]
+
+
+def script_in(argv: Sequence[str]) -> ScriptArgv | None:
+    """argv: the shell that the text names in its first line, -c, the text, its path, arguments."""
+    at = argv.index("-c") if "-c" in argv[:-2] else 0
+    text = argv[at + 1] if at else ""
+    first = text.partition("\n")[0]
+    try:
+        interpreter = shlex.split(first[2:])
+    except ValueError:
+        return None
+    if not first.startswith("#!") or interpreter != list(argv[:at]):
+        return None
+    path, *words = argv[at + 2 :]
+    is_file = PurePath(path).name not in ("", "..")
+    return ScriptArgv(interpreter, text, path, words) if is_file else None

@@ -143,6 +143,30 @@ def test_an_argv_is_shown_as_one_would_type_it(alice: User, data: Path, as_user:
     assert "echo &#x27;a b&#x27;" in page(as_user(alice), job)
 
 
+def test_a_copied_script_is_shown_by_its_name_and_its_text(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    text = "#!/bin/bash\necho 'one' two\n"
+    job = jobs_made.waiting(alice, command="", argv=("/bin/bash", "-c", text, "train.sh", "--x"))
+
+    html = page(as_user(alice), job)
+
+    assert "<code>train.sh --x</code>" in html
+    assert '<pre class="code">#!/bin/bash\necho &#x27;one&#x27; two\n</pre>' in html
+
+
+def test_a_soft_limit_of_zero_is_shown_and_bytes_have_a_unit(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    limits = {"as": "unlimited", "core": 0, "nofile": 1024, "stack": 8 * 1024**2}
+    job = jobs_made.waiting(alice, limits=limits)
+
+    html = page(as_user(alice), job)
+
+    shown = ["core</code>: 0", "nofile</code>: 1024", "stack</code>: 8 MiB", "others</code>: unlim"]
+    assert [text for text in shown if text not in html] == []
+
+
 def test_without_scripts_it_reloads_itself_until_the_end(
     alice: User, data: Path, as_user: AsUser
 ) -> None:

@@ -120,6 +120,16 @@ def test_a_job_is_shown_with_the_reasons_to_wait(alice: User, said: Say) -> None
     assert "start time unknown" in text
 
 
+def test_a_copied_script_is_shown_by_its_name_and_its_lines(alice: User, said: Say) -> None:
+    text = "#!/bin/bash\necho 'one'\n"
+    job = jobs_made.waiting(alice, command="", argv=("/bin/bash", "-c", text, "train.sh", "--x"))
+
+    jobs.show([str(job.pk)])
+
+    lines = "command:      train.sh --x, copied at submission:\n  #!/bin/bash\n  echo 'one'\n"
+    assert lines in said()
+
+
 def test_a_job_that_slurm_runs_is_shown_with_its_number_and_node(alice: User, said: Say) -> None:
     job = jobs_made.running(alice)
     assert jobs.show([str(job.pk)]) == 0

@@ -21,6 +21,7 @@ from scheduler.execution.pages import contact, elsewhere, not_read
 from scheduler.execution.probes import Unreachable
 from scheduler.execution.steps.progress import ends_of
 from scheduler.execution.steps.specs import account_of_jobs
+from scheduler.facts import people
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
 from scheduler.jobs.lifecycle import probes as job_logs
@@ -36,6 +37,7 @@ from scheduler.models import Attempt, EngineTask, Job, YieldRequest
 from scheduler.queue.blockers import policy as stored_blockers
 from scheduler.queue.sizing import policy as sizing
 from scheduler.runner import files
+from scheduler.runner.spec import script_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,9 @@ def whole(job: Job, person: User, data: Path, run_as: str, forecast: JobForecast
     if context["may_see_all"]:
         context["log"] = shown_log(job, data)
         is_shell = job.argv[:2] == ["/bin/sh", "-c"] and job.argv[2:] == [job.command]
-        context["argv"] = "" if is_shell else shlex.join(job.argv)
+        script = script_in(job.argv)
+        context["script"] = script and shlex.join([script.path, *script.words])
+        context["argv"] = "" if is_shell else script.text if script else shlex.join(job.argv)
     return context | {
         "array": relations.array_of(job),
         "after": job_views.after(job, DependencyKind.END),
@@ -164,13 +168,15 @@ def details(job: Job, person: User) -> list[tuple[AnswerField, Any, list[tuple[s
     sees_all = job_views.may_see_all(job, person)
     shown = [f for f in JOB_ANSWERS if f.title and (sees_all or not f.is_private)]
     return [
-        (field, field.text(value) if field.unit else value, _named(value))
+        (field, field.text(value) if field.unit else value, _named(field, value))
         for field, value in zip(shown, values_of(shown, JobRecord(job, {})).values(), strict=True)
         if value or field.missing
     ]
 
 
-def _named(value: Any) -> list[tuple[str, str]]:
+def _named(field: AnswerField, value: Any) -> list[tuple[str, str]]:
+    if field.name == "limits":
+        return people.limit_texts(value or {})
     names = dict.fromkeys(value, "") if isinstance(value, list) else value
     return list(names.items()) if isinstance(names, dict) else []
 
