@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
 from django.utils import timezone
+from django.utils.deprecation import MiddlewareMixin
 
 from gpucoord_site.http import errors as problems
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
-from gpucoord_site.http.middleware import Middleware
 from gpucoord_site.http.rate_limits import TooManyRequests
 from monitor.api import SENTENCE, InvalidInput
 from monitor.facts import input_rules
@@ -78,23 +77,19 @@ LENGTHS = {"max_length": "at most", "min_length": "at least"}
 RETRY_LONG_WORK_S = 60
 
 
-class ApiErrors(Middleware):
+class ApiErrors(MiddlewareMixin):
     """Turns error pages below /api/ into JSON, also those that no operation made."""
 
-    def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        return _as_json(request, response)
-
-
-def _as_json(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    if not request.path.startswith(PREFIX) or response.status_code < 400:
-        return response
-    if response.headers.get("Content-Type", "").startswith(JSON_TYPES):
-        return response
-    sentence = SENTENCES.get(response.status_code, response.reason_phrase)
-    answer = problems.problem_response(response.status_code, sentence)
-    if "Allow" in response.headers:
-        answer["Allow"] = ", ".join(sorted(response.headers["Allow"].split(", ")))
-    return answer
+    def process_response(self, request: HttpRequest, response: Any) -> Any:
+        if not request.path.startswith(PREFIX) or response.status_code < 400:
+            return response
+        if response.headers.get("Content-Type", "").startswith(JSON_TYPES):
+            return response
+        sentence = SENTENCES.get(response.status_code, response.reason_phrase)
+        answer = problems.problem_response(response.status_code, sentence)
+        if "Allow" in response.headers:
+            answer["Allow"] = ", ".join(sorted(response.headers["Allow"].split(", ")))
+        return answer
 
 
 def handle_errors(api: NinjaAPI) -> None:

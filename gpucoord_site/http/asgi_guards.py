@@ -17,11 +17,11 @@ from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, QueryDict
 from django.http.response import HttpResponseBase
+from django.utils.deprecation import MiddlewareMixin
 
 from gpucoord_site.http import errors
 from gpucoord_site.http import errors as problems
 from gpucoord_site.http.errors import PREFIX, refusal
-from gpucoord_site.http.middleware import GetResponse, Middleware
 from monitor.facts.input_rules import CHARACTER_SENTENCE, is_storable
 from monitor.pages.live.consumers import Receive, Scope, Send
 
@@ -126,10 +126,10 @@ IN_FORM = "A field of the form has a character that can't be used."
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
-class AddressGuard(Middleware):
+class AddressGuard(MiddlewareMixin):
     """Refuses NUL in an address (422)."""
 
-    def before(self, request: HttpRequest) -> HttpResponseBase | None:
+    def process_request(self, request: HttpRequest) -> HttpResponseBase | None:
         if "\0" in request.path:
             return _refusal(request, 422, IN_ADDRESS, [])
         if "%00" not in request.META.get("QUERY_STRING", ""):
@@ -139,14 +139,8 @@ class AddressGuard(Middleware):
         return None
 
 
-class FormGuard(Middleware):
+class FormGuard(MiddlewareMixin):
     """Refuses NUL and half surrogate pairs in fields of a form, after the login was checked."""
-
-    def __init__(self, get_response: GetResponse) -> None:
-        super().__init__(get_response)
-        if self.is_async:
-            # Otherwise Django would run it in a thread for each request.
-            self.process_view = self._process_view_async  # type: ignore[method-assign]
 
     def process_view(self, request: HttpRequest, *_view: object) -> Any:
         """None: nothing is wrong."""
@@ -155,9 +149,6 @@ class FormGuard(Middleware):
         if request.path.startswith(PREFIX) or not _unstorable(request.POST):
             return None
         return refusal(request, 422, IN_FORM)
-
-    async def _process_view_async(self, request: HttpRequest, *view: object) -> Any:
-        return FormGuard.process_view(self, request, *view)
 
 
 def _refusal(

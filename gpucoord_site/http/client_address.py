@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any, cast
+from typing import Any
 
-from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest
-from django.utils.decorators import sync_and_async_middleware
 
 Address = IPv4Address | IPv6Address
 # A client can send any number itself; proxies append theirs at the end.
@@ -18,24 +16,16 @@ MOST_HOPS = 20
 IPV6_PREFIX = 64
 
 
-@sync_and_async_middleware
 def client_address(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
     """Replace REMOTE_ADDR by the client's address if a trusted proxy sent the request."""
 
-    def resolve(request: HttpRequest) -> HttpRequest:
+    def answer(request: HttpRequest) -> Any:
         peer = request.META.get("REMOTE_ADDR") or ""
         forwarded = request.META.get("HTTP_X_FORWARDED_FOR", "")
         request.META["REMOTE_ADDR"] = find(peer, forwarded, settings.CONFIG.proxy_networks)
-        return request
+        return get_response(request)
 
-    if iscoroutinefunction(get_response):
-        async_response = cast("Callable[[HttpRequest], Awaitable[Any]]", get_response)
-
-        async def answer(request: HttpRequest) -> Any:
-            return await async_response(resolve(request))
-
-        return answer
-    return lambda request: get_response(resolve(request))
+    return answer
 
 
 def find(peer: str, forwarded: str, proxies: Sequence[str]) -> str:

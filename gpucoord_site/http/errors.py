@@ -17,9 +17,9 @@ from django.core.exceptions import DisallowedHost, RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
+from django.utils.deprecation import MiddlewareMixin
 from django.views import defaults
 
-from gpucoord_site.http.middleware import Middleware
 from monitor.api import RefusedText
 from monitor.runtime.rows import database
 from monitor.runtime.rows.item_isolation import FaultLog
@@ -85,10 +85,10 @@ TITLE = "The database is not available"
 EXEMPT = "/healthz"
 
 
-class DatabaseFileGuard(Middleware):
+class DatabaseFileGuard(MiddlewareMixin):
     """Answers 503 to every request once the SQLite file is gone."""
 
-    def before(self, request: HttpRequest) -> HttpResponse | None:
+    def process_request(self, request: HttpRequest) -> HttpResponse | None:
         sentence = database.file_problem()
         if sentence is None or request.path == EXEMPT:
             return None

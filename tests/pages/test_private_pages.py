@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.test import AsyncClient, Client
+from django.test import Client
 
 from gpucoord_site.http import errors
 from monitor.owners.accounts import rows
@@ -47,11 +47,6 @@ def test_static_files_may_be_cached(client: Client) -> None:
 
     assert answer.status_code == 200
     assert "no-store" not in answer.headers.get("Cache-Control", "")
-
-
-@pytest.mark.django_db(transaction=True)
-async def test_the_server_s_asynchronous_answers_are_private(async_client: AsyncClient) -> None:
-    assert "no-store" in (await async_client.get("/nothing/"))["Cache-Control"]
 
 
 def test_a_request_for_an_unknown_host_gets_a_page_in_style(client: Client) -> None:

@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest, StreamingHttpResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import Client, RequestFactory
 
 from gpucoord_site.config.static_files import static_url
 from gpucoord_site.http.middleware import Compress
@@ -52,15 +52,6 @@ def test_an_answer_to_head_has_no_body(rf: RequestFactory) -> None:
         answer = Compress(empty)(request)
         assert isinstance(answer, StreamingHttpResponse)
         assert bool(b"".join(answer)) is parts
-
-
-@pytest.mark.django_db(transaction=True)
-async def test_the_server_s_asynchronous_answers_are_compressed(
-    async_client: AsyncClient,
-) -> None:
-    answer = await async_client.get("/login/", headers=ACCEPTS)
-
-    assert answer["Content-Encoding"] == "gzip"
 
 
 def test_the_address_of_static_files_changes_with_each_of_them(tmp_path: Path) -> None:

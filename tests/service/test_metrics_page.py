@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import OperationalError
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.utils import timezone
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -165,11 +165,3 @@ def test_a_database_that_is_away_is_said(client: Client, monkeypatch: pytest.Mon
 
     assert response.status_code == 503
     assert response["Content-Type"].startswith("text/plain")
-
-
-@pytest.mark.django_db(transaction=True)
-async def test_it_answers_under_asgi(async_client: AsyncClient) -> None:
-    response = await async_client.get("/metrics")
-
-    assert response.status_code == 200
-    assert b"gpucoord_build_info" in response.content
