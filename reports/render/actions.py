@@ -194,6 +194,7 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
             (tables.name(u.user), finding) for u in report.users for finding in u.findings
         ],
         "first_picture": next((p for p in pictures if p.key == FIRST_PICTURE), None),
+        "first_narrow": mark_safe(charts.narrow_shares(report, looks)),  # noqa: S308 - as above
         "groups": list(_groups(pictures, shown)),
         "users": shown["users"],
         "has_trend": any(row.trend for row in report.users),

@@ -27,7 +27,7 @@ from reports.render.wording.tables import (
     of_all_users,
 )
 
-WIDTH = 760
+WIDTH, NARROW = 760, 340
 # For files: the colours of looks in their order (Okabe-Ito), and the tones of those with patterns.
 COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#d6c51b", "#d55e00", "#cc79a7")
 TONES, PATTERN_INK = ("#d3d8df", "#b3bbc6", "#929daa"), "#2b333d"
@@ -66,7 +66,14 @@ def pictures(report: Report, looks: Looks) -> list[Picture]:
     return [picture for picture in made if picture is not None]
 
 
-def shares(report: Report, looks: Looks) -> Picture | None:
+def narrow_shares(report: Report, looks: Looks) -> str:
+    """The picture `shares` for a phone, with letters of the same size; "" without figures."""
+    picture = shares(report, looks, NARROW)
+    # It stands beside the wide one, whose patterns a phone hides.
+    return picture.svg.replace("own-", "narrow-") if picture else ""
+
+
+def shares(report: Report, looks: Looks, width: float = WIDTH) -> Picture | None:
     """Bars of the share of all GPU time, with a mark at the entitlement."""
     known = [row for row in report.users if row.share_pct is not None]
     rows, further = known[:MOST_USERS], max(0, len(known) - MOST_USERS)
@@ -75,18 +82,21 @@ def shares(report: Report, looks: Looks) -> Picture | None:
     more = f" {further} more user{'s' if further > 1 else ''} in the table." if further else ""
     marks = round_ticks(max(1.0, *(max(r.share_pct or 0, r.entitled_pct or 0) for r in rows)))
     top = marks[-1]
-    wide, height = WIDTH - LEFT - 60, 26
+    left, height = min(LEFT, 0.36 * width), 26
+    wide, letters = width - left - 60, int(left / 7.2)
 
     def body() -> Iterator[str]:
         yield _line_patterns((row.user for row in rows), looks)
-        yield from _x_axis(marks, wide, len(rows) * height, "%")
+        yield from _x_axis(marks, left, wide, len(rows) * height, "%")
         for index, row in enumerate(rows):
             y, share = index * height + 4, row.share_pct or 0.0
-            yield _text(LEFT - 8, y + 13, _label(row.user, 18), anchor="end", css="ink", fill=INK)
-            yield _owned(row.user, looks, LEFT, y, wide * share / top, 16)
-            beside_bar = LEFT + wide * share / top + 4
+            yield _text(
+                left - 8, y + 13, _label(row.user, letters), anchor="end", css="ink", fill=INK
+            )
+            yield _owned(row.user, looks, left, y, wide * share / top, 16)
+            beside_bar = left + wide * share / top + 4
             if row.entitled_pct is not None:
-                x = LEFT + wide * row.entitled_pct / top
+                x = left + wide * row.entitled_pct / top
                 # The figure must not be struck through by the mark.
                 beside_bar = x + 6 if beside_bar - 4 <= x <= beside_bar + 5 * LETTER else beside_bar
                 place = f"M{x:.1f} {y - 3}v22"
@@ -97,7 +107,7 @@ def shares(report: Report, looks: Looks) -> Picture | None:
         "shares",
         "Share of the GPU time against entitlement",
         "users",
-        _svg(len(rows) * height + 28, "Share against entitlement by user", body()),
+        _svg(len(rows) * height + 28, "Share against entitlement by user", body(), width),
         f"Bars: GPU-hours held as a part of the measured capacity. Marks: entitlement.{more}",
     )
 
@@ -407,9 +417,11 @@ def ticks(report: Report) -> list[tuple[float, str]]:
     return ticks
 
 
-def _x_axis(marks: Sequence[float], wide: float, high: float, unit: str) -> Iterator[str]:
+def _x_axis(
+    marks: Sequence[float], left: float, wide: float, high: float, unit: str
+) -> Iterator[str]:
     for value in marks:
-        at = LEFT + wide * value / marks[-1]
+        at = left + wide * value / marks[-1]
         yield f'<path class="axis" d="M{at:.1f} 0v{high}" stroke="{LINE}"/>'
         yield _text(at, high + 18, f"{value:g} {unit}", anchor="middle")
 
@@ -434,9 +446,9 @@ def _text(
     )
 
 
-def _svg(height: float, title: str, body: Iterable[str]) -> str:
+def _svg(height: float, title: str, body: Iterable[str], width: float = WIDTH) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="report-chart" width="100%"'
-        f' viewBox="0 0 {WIDTH} {height:.0f}" font-family="{FONT}" font-size="12" role="img"'
+        f' viewBox="0 0 {width} {height:.0f}" font-family="{FONT}" font-size="12" role="img"'
         f' aria-label="{escape(title)}">{"".join(body)}</svg>'
     )

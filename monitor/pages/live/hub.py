@@ -35,9 +35,9 @@ FAULT = {"kind": "LIVE_HUB_FAULT"}
 
 Seqs = list[tuple[str, int]]
 POLL_S = 1.0
-# Changes of jobs come in bursts and are shown at most this often. Readings are shown at once, those
-# of many hosts together.
-BURST_S = 0.1
+# A change of jobs is shown at once, and those that follow within this time with the next readings,
+# because changes come in bursts. Readings are shown at once, those of many hosts together.
+BURST_S = 1.0
 READINGS_EVERY_S = 0.15
 # Regions are loaded this long after a reading was sent, because both share the interpreter, and are
 # sent with the next reading, because each frame costs the browser a style, a layout and a paint.
@@ -138,11 +138,12 @@ class Hub:
     def _watch(self) -> None:
         """While there are viewers: show each reading at once, and the regions with the next one.
 
-        A change of jobs is shown without waiting for a reading.
+        The first of several changes of jobs is shown without waiting for a reading.
         """
         with Listener("live") as wakes:
             self.tick(timezone.now())
             ticked_at = shown_at = monotonic()
+            changed_at = float("-inf")
             # When regions are loaded; None: no reading was shown since then.
             regions_at: float | None = None
             while True:
@@ -162,8 +163,12 @@ class Hub:
                     regions_at = due if regions_at is None else min(regions_at, due)
                     if monotonic() < regions_at:
                         continue
+                elif payloads and monotonic() < changed_at + BURST_S:
+                    due = changed_at + BURST_S
+                    regions_at = due if regions_at is None else min(regions_at, due)
+                    continue
                 elif payloads:
-                    self._wait(wakes, BURST_S - (monotonic() - ticked_at))
+                    changed_at = monotonic()
                 is_read = regions_at is not None and (has_readings or not payloads)
                 self.tick(timezone.now(), is_read=is_read)
                 ticked_at, regions_at = monotonic(), None

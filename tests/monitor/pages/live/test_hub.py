@@ -422,6 +422,36 @@ async def test_what_is_around_a_reading_follows_it_by_itself(
     live_hub.leave(viewer)
 
 
+async def test_changes_right_after_a_change_are_shown_with_the_next_reading(
+    live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 60.0)
+    monkeypatch.setattr("monitor.pages.live.hub.BURST_S", 0.2)
+    mood = Mood()
+    frames.register(Region("mood", "monitor/_events.html", mood.load))
+    viewer = live_hub.join(DASHBOARD)
+    await wait_until(lambda: list((data / "run").glob("live.*.sock")) != [])
+    await wait_until(lambda: live_hub.frame is not None)
+
+    async def change(word: str) -> int:
+        """The number of the frame before the change, once the regions are loaded."""
+        loads, frame, mood.word = mood.loads, live_hub.frame, word
+        datagrams.send(data / "run", "live", b"")
+        await wait_until(lambda: mood.loads > loads)
+        await asyncio.sleep(0.05)
+        return frame.n if frame else 0
+
+    first = await change("angry")
+    assert live_hub.frame is not None
+    assert live_hub.frame.n > first
+    second = await change("calm")
+    assert live_hub.frame.n == second
+    server.take()
+    datagrams.send(data / "run", "live", b"2")
+    await wait_until(lambda: live_hub.frame is not None and live_hub.frame.n > second)
+    live_hub.leave(viewer)
+
+
 async def test_a_lost_wake_up_costs_a_poll(
     live_hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
