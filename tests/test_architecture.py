@@ -262,6 +262,15 @@ def test_apprise_has_one_door() -> None:
     )
 
 
+def test_only_modules_of_rest_need_ninja() -> None:
+    """REST is loaded after the first live frames, in the web process alone."""
+    is_rest = re.compile(r"\.api(_errors)?$").search
+
+    assert not _offenders(
+        lambda m: _external(m) & {"ninja"}, where=lambda m: is_rest(m.name) is None
+    )
+
+
 def test_only_the_runner_and_the_supervisor_start_and_signal_processes() -> None:
     assert not _offenders(
         lambda m: (_external(m) & STARTERS) | (_calls(m) & SENDERS),

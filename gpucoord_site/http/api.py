@@ -37,7 +37,7 @@ from reports.render.api import router as report_router
 from reports.tags.api import router as tag_router
 from scheduler.dispatch.api import router as without_incident_router
 from scheduler.jobs.api import router as scheduler_router
-from scheduler.jobs.notifications.pages import router as notification_router
+from scheduler.jobs.notifications.api import router as notification_router
 from scheduler.limits.quotas.api import router as share_router
 from scheduler.limits.throttle.api import router as mode_router
 from scheduler.limits.time_windows.api import router as window_router
@@ -243,8 +243,8 @@ def _api() -> DocumentedApi:
     add_extension(api, "/models/", f"{MODELS}.api:router", "Models")
     add_extension(api, "/disks/", "scheduler.disk.api:router", "Disks")
     add_extension(api, "/batches/", f"{SUBMISSION}.batches.api:router", "Batches")
-    add_extension(api, "/scripts/", f"{SUBMISSION}.scripts.pages:router", "Scripts")
-    add_extension(api, "/idle-templates/", f"{SUBMISSION}.idle_work.pages:router", "Idle work")
+    add_extension(api, "/scripts/", f"{SUBMISSION}.scripts.api:router", "Scripts")
+    add_extension(api, "/idle-templates/", f"{SUBMISSION}.idle_work.api:router", "Idle work")
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])

@@ -20,7 +20,7 @@ from scheduler.facts.plans import PlanPolicy
 from scheduler.models import IdleChoice, IdleTemplate, Job, Quota
 from scheduler.queue.planner.plan import plan
 from scheduler.submission.idle_work import pages, rows
-from scheduler.submission.idle_work.pages import bodies
+from scheduler.submission.idle_work.api import bodies
 from scheduler.submission.idle_work.step import IdleWork
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, host, snapshot
