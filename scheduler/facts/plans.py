@@ -33,7 +33,8 @@ class Slot:
     free_bytes: None = unknown, so no shared job may be placed on it. memory_unsupported: because
     the GPU or its driver has no such figure. failed_call: because this call of the driver failed.
     jobs: ids of the jobs on it. exclusive: one of them has it alone. undeclared: one of them
-    declared no memory. foreign: other holders of memory, the largest first.
+    declared no memory. foreign: other holders of memory, the largest first. growth_bytes: memory
+    that is kept free for these, because they have held more before.
     lone: its compute mode allows only one process at a time.
     closed: blockers of all starts on a healthy GPU (a user is present, a lock, a quarantine).
     reserved_for: the job for which the GPU was freed. batch: a batch in exclusive mode, only whose
@@ -55,6 +56,7 @@ class Slot:
     undeclared: bool = False
     lone: bool = False
     foreign: tuple[Holder, ...] = ()
+    growth_bytes: int = 0
     model: str | None = None
     capability: tuple[int, int] | None = None
     power: float | None = None

@@ -359,6 +359,8 @@ def _gpu_taken(blocker: Blocker) -> str:
 
 def _gpu_memory(blocker: Blocker) -> str:
     free, holds = blocker.detail("free"), _holds(blocker)
+    if blocker.detail("growth"):
+        holds += f", and {blocker.detail('growth')} are kept free for growth"
     asks = "this job asks for" if blocker.detail("declared") else "a job needs at least"
     return f"{_gpu(blocker)} has {free} free, {asks} {blocker.requested}{holds}."
 

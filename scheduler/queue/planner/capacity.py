@@ -129,6 +129,7 @@ class _SlotBuilder:
             lone=lone,
             undeclared=any(c.memory_bytes is None and not c.exclusive for c in own_claims),
             foreign=_holders(gpu, own, foreign, self.policy),
+            growth_bytes=self._growth(gpu, own, foreign),
             model=gpu.name,
             capability=version(gpu.compute_capability),
             power=capability.of(gpu, self.context.powers).power,
@@ -153,11 +154,16 @@ class _SlotBuilder:
     ) -> int | None:
         if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
             return None
-        others = max(
-            gpu.memory_used_bytes - _held(own), _held(foreign), self._above(self._peak(foreign))
-        )
+        others = _by_others(gpu.memory_used_bytes, own, foreign) + self._growth(gpu, own, foreign)
         taken = (gpu.memory_reserved_bytes or 0) + others + reserved + self.policy.margin_bytes
         return max(0, gpu.memory_total_bytes - taken)
+
+    def _growth(
+        self, gpu: GpuReading, own: Sequence[ProcessReading], foreign: Sequence[ProcessReading]
+    ) -> int:
+        """Memory that is kept for foreign processes above what they hold now."""
+        now_bytes = _by_others(gpu.memory_used_bytes or 0, own, foreign)
+        return max(0, self._above(self._peak(foreign)) - now_bytes)
 
     def _reserved(self, claim: ClaimFact, own: Sequence[ProcessReading]) -> int:
         """The declared memory, unless the job used more; of a sleeping model, what it holds."""
@@ -191,6 +197,13 @@ class _SlotBuilder:
 def _failed(gpu: GpuReading, part: str) -> str | None:
     """The first failed call of the GPU with this in its name, in words."""
     return next((call for call in gpu.failed_calls or () if part in call), None)
+
+
+def _by_others(
+    used_bytes: int, own: Sequence[ProcessReading], foreign: Sequence[ProcessReading]
+) -> int:
+    """The memory in use that no job of the queue holds."""
+    return max(used_bytes - _held(own), _held(foreign))
 
 
 def _held(processes: Iterable[ProcessReading]) -> int:

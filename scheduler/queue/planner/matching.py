@@ -283,6 +283,7 @@ def _too_little_memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) 
         details=details(
             free=free,
             declared=declared is not None,
+            growth=_whole_gib(gpu.growth_bytes) if gpu.growth_bytes >= GIB else None,
             **_outside(gpu),
         ),
     )

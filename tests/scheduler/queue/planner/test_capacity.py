@@ -11,9 +11,10 @@ from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Condition
 from monitor.facts.hosts import Limits
 from monitor.facts.readings import ComputeMode, Health, ProcessReading, Snapshot
+from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.queue.blockers.wording import text
-from scheduler.queue.planner import capacity
+from scheduler.queue.planner import capacity, matching
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, queued_job, snapshot
 
@@ -173,6 +174,19 @@ def _with_peak(gib: int, claims: list[ClaimFact] | None = None, **of: Any) -> Sl
 
 def test_it_keeps_a_foreign_process_its_highest_memory_and_a_tenth_more() -> None:
     assert _with_peak(30).free_bytes == (80 - 33) * GIB
+
+
+def test_a_job_that_lacks_memory_is_told_what_is_kept_for_the_growth_of_a_process() -> (
+    None
+):
+    slot = _with_peak(30)
+    (blocker,) = matching.rejections(Requirement(memory_bytes=60 * GIB), slot, POLICY)
+
+    assert slot.growth_bytes == 23 * GIB
+    assert text(blocker) == (
+        "GPU 0 has 47 GiB of 80 GiB free, this job asks for 60 GiB; alice/python (PID 4200001)"
+        " holds 10 GiB, and 23 GiB are kept free for growth."
+    )
 
 
 def test_it_keeps_a_job_what_it_declared_until_it_was_seen_with_more() -> None:
