@@ -113,7 +113,9 @@ class Slot:
         freed = sum(holder.memory_bytes or 0 for holder in self.foreign if leaves(holder))
         free = None if self.free_bytes is None else self.free_bytes + freed
         stay = tuple(holder for holder in self.foreign if not leaves(holder))
-        return self.changed(free_bytes=free, foreign=stay)
+        if stay or free is None:
+            return self.changed(free_bytes=free, foreign=stay)
+        return self.changed(free_bytes=free + self.growth_bytes, foreign=stay, growth_bytes=0)
 
     def _free_beside(
         self, before: Iterable[tuple[int, int]], stay: Iterable[tuple[int, int]]

@@ -15,7 +15,7 @@ from monitor.facts.formats import duration
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import PRIORITIES, QueuedJob, Requirement
-from scheduler.facts.plans import PlanPolicy, Slot, Slots
+from scheduler.facts.plans import Holder, PlanPolicy, Slot, Slots
 from scheduler.facts.units import size
 from scheduler.limits.quotas.policy.quotas import count
 from scheduler.queue.planner.forecast.classes import HORIZON
@@ -57,13 +57,13 @@ class World:
 class Change:
     """A change of a request. fields: as REST names them, None = the default.
 
-    words: what to do. leaves: (GPU, user) whose processes outside the queue leave that GPU.
+    words: what to do. leaves: (GPUs, user): the user's processes outside the queue leave them.
     """
 
     fields: Mapping[str, Value]
     words: str
     job: QueuedJob
-    leaves: tuple[str, str] | None = None
+    leaves: tuple[Collection[str], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +147,14 @@ def _start(
     return min((start for start in starts if start is not None), default=None)
 
 
-def _without_processes(world: World, leaves: tuple[str, str] | None) -> World:
-    """The host after the processes of that user have left that GPU."""
+def _without_processes(world: World, leaves: tuple[Collection[str], str] | None) -> World:
+    """The host after the processes of that user have left these GPUs."""
     if leaves is None:
         return world
-    gpu_uuid, user = leaves
+    gpu_uuids, user = leaves
     gpus = tuple(
         gpu.without_processes(lambda holder: holder.user == user)
-        if gpu.gpu_uuid == gpu_uuid
+        if gpu.gpu_uuid in gpu_uuids
         else gpu
         for gpu in world.slots.gpus
     )
@@ -324,22 +324,39 @@ def _ask(
     _facts: AdviceFacts,
     _now: datetime,
 ) -> Iterator[Change]:
-    """The users whose processes outside the queue hold memory that it needs."""
+    """The users whose processes outside the queue hold memory that it needs.
+
+    Of a user on several GPUs, each alone; for a job of several GPUs then all of them.
+    """
     full = {b.gpu for b in blockers if b.code in (Code.GPU_MEMORY, Code.GPU_TAKEN) and b.holder}
+    held: dict[str, list[tuple[Slot, list[Holder]]]] = {}
     for gpu in gpus:
-        for user in {holder.user: None for holder in gpu.foreign if gpu.index in full}:
-            held = [holder for holder in gpu.foreign if holder.user == user]
-            known_bytes = [holder.memory_bytes for holder in held if holder.memory_bytes]
-            if not user or not known_bytes:
-                continue
-            pids = ", ".join(str(holder.pid) for holder in held if holder.pid)
-            memory = f"{size(sum(known_bytes))} on GPU {gpu.index}"
-            yield Change(
-                fields={"ask": user, "gpu": gpu.index},
-                words=f"Ask {user} to free {memory} (PID {pids})",
-                job=job,
-                leaves=(gpu.gpu_uuid, user),
-            )
+        if gpu.index not in full:
+            continue
+        known = [holder for holder in gpu.foreign if holder.user and holder.memory_bytes]
+        for user in {holder.user: None for holder in known}:
+            its = [holder for holder in known if holder.user == user]
+            held.setdefault(user, []).append((gpu, its))
+    for user, on in held.items():
+        for one in on:
+            yield _asked(job, user, [one], {"gpu": one[0].index})
+        if len(on) > 1 and job.requirement.gpus > 1:
+            yield _asked(job, user, on, {})
+
+
+def _asked(
+    job: QueuedJob, user: str, on: Sequence[tuple[Slot, list[Holder]]], fields: Mapping[str, Value]
+) -> Change:
+    holders = [holder for _, its in on for holder in its]
+    memory = size(sum(holder.memory_bytes or 0 for holder in holders))
+    where = f"{'GPU' if len(on) == 1 else 'GPUs'} {', '.join(str(gpu.index) for gpu, _ in on)}"
+    pids = ", ".join(dict.fromkeys(str(holder.pid) for holder in holders if holder.pid))
+    return Change(
+        fields={"ask": user, **fields},
+        words=f"Ask {user} to free {memory} on {where} (PID {pids})",
+        job=job,
+        leaves=([gpu.gpu_uuid for gpu, _ in on], user),
+    )
 
 
 def _with(job: QueuedJob, words: str, fields: Mapping[str, Value], **changes: object) -> Change:

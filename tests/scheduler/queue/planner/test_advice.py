@@ -67,6 +67,17 @@ def test_a_job_pinned_to_a_gpu_full_of_outside_memory_is_never_told_to_raise_its
     assert all(each.was_unknown for each in answers)
 
 
+def test_a_user_whose_processes_fill_several_gpus_is_asked_for_all_that_the_job_needs() -> None:
+    gpus = [slot(n, **(HELD_GPU if n < 2 else {})) for n in range(3)]
+    job = queued_job(1, requirement=Requirement(gpus=3, memory_bytes=32 * GIB))
+
+    answers = advice(job, world(gpus))
+
+    asked = [each for each in answers if "ask" in each.fields]
+    assert [each.words for each in asked] == ["Ask dana to free 142 GiB on GPUs 0, 1 (PID 4711)"]
+    assert asked[0].expected_start == NOW
+
+
 def test_nothing_is_advised_where_nothing_helps() -> None:
     other = ran(9, 0, 2)
 

@@ -176,9 +176,7 @@ def test_it_keeps_a_foreign_process_its_highest_memory_and_a_tenth_more() -> Non
     assert _with_peak(30).free_bytes == (80 - 33) * GIB
 
 
-def test_a_job_that_lacks_memory_is_told_what_is_kept_for_the_growth_of_a_process() -> (
-    None
-):
+def test_a_job_that_lacks_memory_is_told_what_is_kept_for_the_growth_of_a_process() -> None:
     slot = _with_peak(30)
     (blocker,) = matching.rejections(Requirement(memory_bytes=60 * GIB), slot, POLICY)
 
