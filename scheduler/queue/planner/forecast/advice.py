@@ -338,13 +338,13 @@ def _ask(
             its = [holder for holder in known if holder.user == user]
             held.setdefault(user, []).append((gpu, its))
     for user, on in held.items():
-        for one in on:
-            yield _asked(job, user, [one], {"gpu": one[0].index})
+        for place in on:
+            yield _request_to(job, user, [place], {"gpu": place[0].index})
         if len(on) > 1 and job.requirement.gpus > 1:
-            yield _asked(job, user, on, {})
+            yield _request_to(job, user, on, {})
 
 
-def _asked(
+def _request_to(
     job: QueuedJob, user: str, on: Sequence[tuple[Slot, list[Holder]]], fields: Mapping[str, Value]
 ) -> Change:
     holders = [holder for _, its in on for holder in its]
