@@ -359,9 +359,13 @@
 
   // The focus and the told bar stay, whatever an update replaces.
   let focused = null;
-  document.addEventListener("htmx:before:swap", () => {
+  document.addEventListener("htmx:before:swap", (event) => {
     const active = document.activeElement, isInside = box() && box().contains(active);
     focused = isInside ? { bar: active.matches(".tl-link") ? addressOf(active) : null } : null;
+    // Placed before they come, bars that stay equal those that are shown, and nothing is written.
+    for (const { fragment } of event.detail.tasks || []) {
+      if (fragment && width) place(fragment.querySelectorAll(".tl-plot"));
+    }
   });
 
   function restore() {
