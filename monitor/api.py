@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 from urllib.parse import urlencode
 
+from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from pydantic import (
@@ -47,6 +48,12 @@ BLANK_SENTENCE = "This is blank. Leave the field out, or write null for its defa
 NOT_BLANK = r"\S"
 # The kind of a validation error whose message is for the user as it is.
 SENTENCE = "sentence"
+
+
+def caller(request: HttpRequest) -> User:
+    """The user of a request to REST."""
+    person: User = request.auth  # type: ignore[attr-defined]
+    return person
 
 
 class InvalidInput(Exception):

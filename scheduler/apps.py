@@ -16,7 +16,7 @@ class SchedulerConfig(AppConfig):
         from monitor.usage.rows import rollups
         from scheduler.catalogue import POLICIES, PROFILES, TOPICS
         from scheduler.disk import rows as cleaning_runs
-        from scheduler.execution.steps import capabilities as host_capabilities
+        from scheduler.execution.steps import hosts as host_capabilities
         from scheduler.jobs.lifecycle import steps as job_files
         from scheduler.jobs.live.regions import register_regions
         from scheduler.jobs.pages.sooner import calibration_lines

@@ -11,7 +11,7 @@ from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.jobs.lifecycle.policy import RetentionPolicy, RetryPolicy
 from scheduler.jobs.notifications.policy import NotificationPolicy
-from scheduler.language_models.model_services.policy.eviction import EvictionPolicy
+from scheduler.language_models.model_services.policy import EvictionPolicy
 from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.throttle.policy.pressure import PressurePolicy, UtilisationPolicy

@@ -12,8 +12,8 @@ from monitor.pages.metrics import Families
 from monitor.runtime.rows.extensions import parts
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import rows as runs
+from scheduler.disk import steps
 from scheduler.disk.policy import DiskLevel
-from scheduler.disk.steps import folders
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.limits.throttle import rows as throttle_rows
@@ -25,7 +25,7 @@ from scheduler.models import Job
 
 
 def add_disk_metrics(into: Families, now: datetime) -> None:
-    watched = folders.watched()
+    watched = steps.watched_disks()
     cleaned = {(row.host, row.path): 0.0 for row in watched}
     cleaned |= {(row.host, row.subject): row.value for row in counters.of(runs.CLEANED_BYTES)}
     for (host, path), value in cleaned.items():
@@ -33,7 +33,7 @@ def add_disk_metrics(into: Families, now: datetime) -> None:
         help_text = "Bytes that clean-ups freed, by watched folder."
         into.counter("disk_cleaned_bytes_total", help_text, labels, value)
     for row in watched:
-        if now - row.at > folders.STALE_AFTER:
+        if now - row.at > steps.STALE_AFTER:
             continue
         labels = {"host": row.host, "path": row.path}
         into.gauge(

@@ -33,7 +33,7 @@ def clear_files() -> int:
 
 def clean_disks() -> int:
     """Work on the next clean-up of this host; returns the number of files deleted so far."""
-    from scheduler.disk.steps.cleaner import Cleaner
+    from scheduler.disk.cleanup.step import Cleaner
 
     config = settings.CONFIG
     run = Cleaner(config.node, Path(settings.DATA), config.checkpoints).step(timezone.now())

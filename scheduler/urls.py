@@ -24,9 +24,9 @@ SCRIPTS = "scheduler.submission.scripts.pages"
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
     path("internal/log/<str:ticket>/", host_pages.signed_log, name="signed-log"),
-    extension_page("disks/", "scheduler.disk.pages:disks", "disks"),
-    extension_page("disks/clean/", "scheduler.disk.pages:clean", "disks-clean"),
-    extension_page("disks/clean/<int:pk>/", "scheduler.disk.pages:run", "disk-run"),
+    extension_page("disks/", "scheduler.disk.cleanup.pages:disks", "disks"),
+    extension_page("disks/clean/", "scheduler.disk.cleanup.pages:clean", "disks-clean"),
+    extension_page("disks/clean/<int:pk>/", "scheduler.disk.cleanup.pages:run", "disk-run"),
     extension_page("batches/", f"{BATCHES}:batches", "batches"),
     extension_page("batches/<int:pk>/", f"{BATCHES}:batch", "batch"),
     extension_page("batches/<int:pk>/cancel/", f"{BATCHES}:cancel", "batch-cancel"),

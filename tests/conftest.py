@@ -18,7 +18,7 @@ from django.test import Client
 from hypothesis import HealthCheck, settings
 
 from monitor.owners.identity.probes import runtimes
-from scheduler.dispatch.steps import advice, preview, without_incident
+from scheduler.dispatch.steps import advice, preview
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
@@ -210,5 +210,4 @@ def _nothing_foreseen() -> None:
     """A test must not see plans and figures of the test before."""
     preview.forget()
     advice.forget()
-    without_incident.forget()
     durations.calibration.forget()

@@ -21,7 +21,7 @@ from monitor.api import InvalidInput
 from monitor.journal.rows import audit
 from monitor.owners.accounts import rows
 from scheduler.facts.language_models import OWNER
-from scheduler.limits.quotas import actions as quotas
+from scheduler.limits.quotas import rows as quotas
 
 ADDED = "added by an operator"
 NO_PERSON = f"The user {OWNER} stands for model services, so it cannot log in."

@@ -34,8 +34,8 @@ from monitor.owners.identity.probes.credentials import account_ranges
 from monitor.usage.history.pages.content import window as history_window
 from monitor.usage.rows import processes
 from scheduler.facts.language_models import OWNER
-from scheduler.limits.quotas import actions as quotas
 from scheduler.limits.quotas import pages as quota_pages
+from scheduler.limits.quotas import rows as quotas
 from scheduler.models import Quota
 
 # Links of more users do not fit a page on which an operator reads them.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from monitor.facts.input_rules import escaped, is_storable
-from scheduler.facts.field_parsers import (
+from scheduler.facts.field_types import (
     LARGEST_ENV,
     LARGEST_LEFT_OUT,
     LONGEST_LEFT_OUT,

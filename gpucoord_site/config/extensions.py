@@ -49,12 +49,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "scheduler.submission.scripts.pages",
     ),
     "terminals": ("scheduler.terminals.consumers", "scheduler.terminals.step"),
-    "cleanup": (
-        "scheduler.disk.api",
-        "scheduler.disk.pages",
-        "scheduler.disk.probes.files",
-        "scheduler.disk.steps.cleaner",
-    ),
+    "cleanup": ("scheduler.disk.cleanup",),
     "slurm": (
         f"{_DISPATCH}.engine_answers",
         f"{_DISPATCH}.engine_leaders",

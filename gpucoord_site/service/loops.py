@@ -65,7 +65,7 @@ LOOPS = (
         name="controller",
         every_s=5,
         phase_s=0.3,
-        build="scheduler.dispatch.controller.tasks:build",
+        build="scheduler.dispatch.tasks:build",
         slice_s=56,
     ),
     Loop(

@@ -17,9 +17,9 @@ from django.utils import timezone
 from monitor.admin.base import Forgettable, ReadOnly
 from monitor.gpus import rows as gpu_rows
 from scheduler.admin.fields import FormsOfUser
+from scheduler.facts import model_fields as policy
+from scheduler.facts.model_fields import MODEL_FIELDS
 from scheduler.language_models.model_services import actions
-from scheduler.language_models.model_services.policy import fields as policy
-from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 
 # The form has fields of its own for these.

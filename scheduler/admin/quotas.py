@@ -19,8 +19,8 @@ from django.utils.safestring import SafeString
 from monitor.admin.base import ReadOnly
 from scheduler.admin.fields import Size
 from scheduler.facts.units import size
-from scheduler.limits.quotas import actions
 from scheduler.limits.quotas import pages as quota_pages
+from scheduler.limits.quotas import rows
 from scheduler.limits.quotas.pages import QuotaFigure
 from scheduler.limits.quotas.rows import Quotas
 from scheduler.limits.time_windows import rows as window_rows
@@ -54,7 +54,7 @@ HELP = {
     "prompts": "Prompts and requests to models. Further ones are refused until midnight.",
     "prompt_tokens": "Tokens of prompts and answers. Further prompts are refused until midnight.",
 }
-ALL = (*SUBJECT, *actions.LIMITS)
+ALL = (*SUBJECT, *rows.FIGURES)
 
 
 class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -111,10 +111,10 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def save_model(
         self, request: HttpRequest, obj: Quota, form: forms.ModelForm[Quota], change: bool
     ) -> None:
-        actions.save(obj, by=request.user.get_username(), now=timezone.now())
+        rows.save(obj, by=request.user.get_username(), now=timezone.now())
 
     def delete_model(self, request: HttpRequest, obj: Quota) -> None:
-        actions.remove(obj, by=request.user.get_username(), now=timezone.now())
+        rows.remove(obj, by=request.user.get_username(), now=timezone.now())
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Quota]) -> None:
         for quota in queryset:
@@ -229,7 +229,7 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     search_fields = ("user__username", "group__name", "reason", "answer")
     date_hierarchy = "asked_at"
     ordering = ("-asked_at",)
-    actions = ("approve", "decline")
+    rows = ("approve", "decline")
 
     def get_readonly_fields(self, request: HttpRequest, obj: TimeWindow | None = None) -> Any:
         decided = ("state", "decided_by", "decided_at")

@@ -10,10 +10,11 @@ from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 
+from monitor.api import caller
 from monitor.incidents.actions import may_see_details
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
-from scheduler.dispatch.steps.without_incident import earlier_starts
+from scheduler.dispatch.steps.advice import earlier_starts
 
 router = Router()
 
@@ -40,7 +41,7 @@ class WithoutIncident(Schema):
 )
 def without(request: HttpRequest, pk: int) -> WithoutIncident:
     """For the owner and operators: jobs that would start earlier if the incident ended now."""
-    row, user = get_object_or_404(Incident, pk=pk), request.auth  # type: ignore[attr-defined]
+    row, user = get_object_or_404(Incident, pk=pk), caller(request)
     if not may_see_details(row, Viewer(user.get_username(), user.is_staff)):
         raise HttpError(403, "Only its owner and operators may see this.")
     starts = None if row.closed_at else earlier_starts(row, timezone.now())

@@ -26,7 +26,7 @@ from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
-from scheduler.disk.steps.folders import FullDisks
+from scheduler.disk.steps import FullDisks
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import QueuedJob

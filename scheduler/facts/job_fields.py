@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any
 
 from monitor.facts.formats import GIB
-from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.field_types import (
     ARGUMENTS,
     ARGV,
@@ -29,6 +28,7 @@ from scheduler.facts.field_types import (
     JOBS,
     LEFT_OUT,
     LIMITS,
+    LONGEST_NAME,
     MOMENT,
     NAME,
     NOTICES,

@@ -26,13 +26,13 @@ class Quota:
     jobs: int | None = None
     memory_bytes: int | None = None
     queued: int | None = None
-    priority: int | None = None
+    share_is_limit: bool = False
+    reserved_pct: float = 20.0
     gpu_share_pct: int | None = None
+    priority: int | None = None
     prompts: int | None = None
     prompt_tokens: int | None = None
     exclusive_batches: bool = False
-    reserved_pct: float = 20.0
-    share_is_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

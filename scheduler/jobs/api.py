@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
@@ -16,14 +15,14 @@ from ninja import Header, Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, Moment
+from monitor.api import InvalidInput, Moment, caller
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview, yields
 from scheduler.execution.pages import LOG_ANSWER, elsewhere, not_read
 from scheduler.execution.probes import Unreachable
-from scheduler.facts.field_parsers import LONGEST_NAME
+from scheduler.facts.field_types import LONGEST_NAME
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle import probes as job_logs
 from scheduler.jobs.lifecycle.probes import LogPiece
@@ -93,7 +92,7 @@ def submit(
     `Idempotency-Key` a request whose answer was lost can be sent again.
     """
     number, is_replayed = intake_actions.submit_once(
-        new.model_dump(), _person(request), timezone.now(), idempotency_key, agent_of(request)
+        new.model_dump(), caller(request), timezone.now(), idempotency_key, agent_of(request)
     )
     return _submitted(response, number, is_replayed=is_replayed, is_array=bool(new.array))
 
@@ -129,7 +128,7 @@ def submit_batch(
     """
     raws = [new.model_dump() for new in batch.jobs]
     numbers, is_replayed = intake_actions.submit_all(
-        raws, _person(request), timezone.now(), idempotency_key, agent_of(request)
+        raws, caller(request), timezone.now(), idempotency_key, agent_of(request)
     )
     if is_replayed:
         response["Idempotency-Replayed"] = "true"
@@ -161,7 +160,7 @@ def list_jobs(
     ] = None,
 ) -> dict[str, Any]:
     """Newest first; `next` is the address of the following page, also while jobs are added."""
-    owner = _person(request).username if owner == "me" else owner
+    owner = caller(request).username if owner == "me" else owner
     wanted = job_views.JobFilter(
         state=state or "",
         owner=owner or "",
@@ -192,7 +191,7 @@ def _next(request: HttpRequest, last: int) -> str:
 @router.get("{int:job_id}/", response=JobBody, summary="Show a job", url_name="job")
 def see(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """State and details. Command, folder and variables are visible to its owner and operators."""
-    return job_views.body(_job(job_id), _person(request), timezone.now())
+    return job_views.body(_job(job_id), caller(request), timezone.now())
 
 
 @router.get("{int:job_id}/array/", response=ArrayBody, summary="Show an array", url_name="array")
@@ -207,7 +206,7 @@ def array(request: HttpRequest, job_id: int) -> dict[str, Any]:
 @router.get("{int:job_id}/why/", response=WhyBody, summary="Why a job waits", url_name="job-why")
 def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """All blockers, the position, the predicted start, what helps, and the priority factors."""
-    job, now, viewer = _job(job_id), timezone.now(), _person(request).username
+    job, now, viewer = _job(job_id), timezone.now(), caller(request).username
     text = addressed(job_lines.verdict(job_lines.lines([job])[0]), viewer)
     helps = job_views.advice(
         job_advice.of(job, now, settings.TIME_ZONE), viewer, now, settings.TIME_ZONE
@@ -230,13 +229,13 @@ def advice(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """
     job, now = _job(job_id), timezone.now()
     answer = job_advice.of(job, now, settings.TIME_ZONE)
-    return job_views.advice(answer, _person(request).username, now, settings.TIME_ZONE)
+    return job_views.advice(answer, caller(request).username, now, settings.TIME_ZONE)
 
 
 @router.post("what-if/", response=WhatIfBody, summary="When would a job start?", url_name="what-if")
 def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
     """The answer for a job submitted now. Nothing is submitted. 422 as for a submission."""
-    now, person = timezone.now(), _person(request)
+    now, person = timezone.now(), caller(request)
     new_job = intake_actions.checked_for(new.model_dump(), person, now, agent_of(request))
     new_job = intake_actions.fitted(new_job, person)
     if refusals := intake_actions.refusals(new_job, person):
@@ -276,7 +275,7 @@ def log(
     At most 8 MiB an answer; go on at X-Log-Next-Offset.
     """
     job = _job(job_id)
-    if not job_views.may_see_all(job, _person(request)):
+    if not job_views.may_see_all(job, caller(request)):
         raise HttpError(403, f"Only {job.owner.username} and operators may read this log.")
     number = attempt or job_views.latest_number(job)
     if removed := job_views.log_removed(job, number):
@@ -323,7 +322,7 @@ def cancel(
     array: Annotated[bool, Query(description="Cancel all remaining jobs of its array.")] = False,
 ) -> dict[str, Any]:
     """A waiting job ends at once; a running job gets SIGTERM, then SIGKILL. Idempotent."""
-    job, person = _job(job_id), _person(request)
+    job, person = _job(job_id), caller(request)
     if not job_views.may_cancel(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may cancel this job.")
     check_own(request, job)
@@ -346,7 +345,7 @@ def hold(
     array: Annotated[bool, Query(description="All waiting jobs of its array.")] = False,
 ) -> dict[str, Any]:
     """The job does not start before it is released. Idempotent."""
-    job, person = _job(job_id), _person(request)
+    job, person = _job(job_id), caller(request)
     if not job_changes.may_hold(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may hold this job.")
     if problem := character_problem(reason, lines=True):
@@ -366,7 +365,7 @@ def release(
     ] = False,
 ) -> dict[str, Any]:
     """Only operators release jobs that an operator holds."""
-    job, person = _job(job_id), _person(request)
+    job, person = _job(job_id), caller(request)
     if not job_changes.may_release(job, person):
         raise HttpError(403, f"{job.held or 'It is not yours.'} Ask an operator to release it.")
     jobs = _array(job) if array else Job.objects.filter(pk=job.pk)
@@ -388,7 +387,7 @@ def change(
 
     422: as for a new job; operators may exceed the quota of the job's owner.
     """
-    job, person, now = _job(job_id), _person(request), timezone.now()
+    job, person, now = _job(job_id), caller(request), timezone.now()
     if not job_views.may_cancel(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may change this job.")
     jobs = _array(job) if array else Job.objects.filter(pk=job.pk)
@@ -401,7 +400,7 @@ def change(
 @router.post("{int:job_id}/requeue/", response=RequeueResponse, summary="Put a running job back")
 def requeue(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """The job is asked to stop, as by a preemption, and waits again. 409: it has ended."""
-    job, person = _job(job_id), _person(request)
+    job, person = _job(job_id), caller(request)
     if not job_views.may_cancel(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may requeue this job.")
     if job.state == JobState.FINISHED.value:
@@ -432,7 +431,7 @@ def resubmit(
     are not repeated. 409: the job has not ended. 422: as for a new job, or a value is missing that
     was deleted when the job ended.
     """
-    job, person = _job(job_id), _person(request)
+    job, person = _job(job_id), caller(request)
     if job.owner_id != person.pk:
         raise HttpError(403, f"Only {job.owner.username} may submit this job again.")
     check_own(request, job)
@@ -443,11 +442,6 @@ def resubmit(
         raw, person, timezone.now(), idempotency_key, agent_of(request)
     )
     return _submitted(response, number, is_replayed=is_replayed, is_array=bool(raw.get("array")))
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person
 
 
 def _array(job: Job) -> QuerySet[Job]:

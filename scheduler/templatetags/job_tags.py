@@ -1,4 +1,4 @@
-"""Template tags of the jobs' pages: sizes of logs and memory, short times, timeline bars."""
+"""Template tags of jobs and shares: sizes, short times, bars of timelines and quotas."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from datetime import UTC, datetime
 
 from django import template
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from monitor.facts.formats import UNKNOWN, duration, shortest_size, sig3
+from monitor.facts.formats import UNKNOWN, duration, part, shortest_size, sig3
 from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.owners.accounts.rows import look_of
+from monitor.runtime.rows.extensions import parts
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
+from scheduler.facts.language_models import DayUse
 from scheduler.jobs.pages import forms
 from scheduler.jobs.timeline.charts import Band, Bar, BarKind, Span, joined
+from scheduler.limits.quotas.pages import QuotaFigure, decided_elsewhere
 from scheduler.queue.blockers.policy import addressed
 
 register = template.Library()
+register.filter(part)
+register.simple_tag(decided_elsewhere)
 # Of many GPUs, shorter bars have no name.
 LEAST_NAMED_S = 20 * 60
 # A shorter pause between two stretches of idle memory is not drawn.
@@ -260,3 +266,47 @@ def timeline_now(span: Span) -> float:
 def idle_length(bar: Bar) -> str:
     """How long memory was held idle."""
     return duration(sum(end - begin for begin, end in bar.idle))
+
+
+@register.simple_tag
+def quota_bar(figure: QuotaFigure) -> SafeString:
+    """The used part of a limit, then the part that running jobs may take; "" without a limit."""
+    if figure.pct is None:
+        return SafeString("")
+    return format_html(
+        '<svg class="bar{}" aria-hidden="true"><rect width="{}%" height="100%"/>'
+        '<rect class="promised" x="{}%" width="{}%" height="100%"/></svg>',
+        " high" if figure.is_full else "",
+        f"{figure.pct:.1f}",
+        f"{figure.pct:.1f}",
+        f"{figure.committed_pct:.1f}",
+    )
+
+
+@register.simple_tag
+def share_bar(now: float | None, target: float | None) -> SafeString:
+    """A user's part of all GPUs, with a mark at the target share."""
+    if now is None:
+        return SafeString("")
+    mark = (
+        SafeString("")
+        if target is None
+        else format_html(
+            '<rect class="due" x="{}%" width="1.5%" height="100%"/>',
+            f"{min(98.5, 100 * target):.1f}",
+        )
+    )
+    return format_html(
+        '<svg class="bar share" aria-hidden="true"><rect width="{}%" height="100%"/>{}</svg>',
+        f"{100 * now:.1f}",
+        mark,
+    )
+
+
+@register.simple_tag
+def models_today(owner: str) -> DayUse | None:
+    """Requests of a user to models, and their tokens, since midnight; None: models are off."""
+    for used_today in parts("scheduler.language_models.prompts.rows:used_today"):
+        used: DayUse = used_today(owner, timezone.now())
+        return used
+    return None

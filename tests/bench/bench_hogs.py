@@ -43,7 +43,7 @@ def measure(gpus: int, processes: int, ticks: int) -> None:
     from monitor.gpus.sampling.step import Sampler
     from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import Incident
-    from scheduler.dispatch.controller.step import IncidentWatch
+    from scheduler.dispatch.steps.controller import IncidentWatch
 
     name = f"box{gpus}"
     sampler = Sampler(

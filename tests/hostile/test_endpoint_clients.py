@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gpucoord_site.service import model_endpoint
-from scheduler.language_models.model_proxy.facts import Limits
+from scheduler.language_models.model_proxy.policy import Limits
 from tests.scheduler.language_models.model_proxy.endpoint import (
     ADA,
     HELLO,

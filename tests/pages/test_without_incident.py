@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Incident
-from scheduler.dispatch.steps.without_incident import earlier_starts
+from scheduler.dispatch.steps.advice import earlier_starts
 from scheduler.facts.jobs import Requirement
 from scheduler.models import Job
 from scheduler.queue.planner.forecast import forecast

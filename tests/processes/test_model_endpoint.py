@@ -16,8 +16,7 @@ import httpx
 import pytest
 from openai import APIStatusError, OpenAI
 
-from scheduler.language_models.model_proxy.facts import Limits
-from scheduler.language_models.model_proxy.policy import INTERVAL_S, LOOKUPS
+from scheduler.language_models.model_proxy.policy import INTERVAL_S, LOOKUPS, Limits
 from tests.pace import LONGEST_S
 from tests.processes.model_stand import ModelStand, model_stand, stats
 from tests.processes.service import wait_until

@@ -13,7 +13,7 @@ import uvicorn
 
 from gpucoord_site.service import model_endpoint
 from scheduler.language_models.model_proxy.api.app import ModelEndpoint
-from scheduler.language_models.model_proxy.facts import Caller, Limits, Refused
+from scheduler.language_models.model_proxy.policy import Caller, Limits, Refused
 from tests.pace import LONGEST_S
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"

@@ -1,16 +1,21 @@
-"""Changes that let a waiting job start earlier, for pages, REST and the command line."""
+"""Earlier starts of waiting jobs, by changes of a job, and by the end of processes of an incident.
+
+For pages, REST and the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import Lock
+from typing import Generic, TypeVar
 
 from django.contrib.auth.models import User
 
 from monitor.facts.formats import duration
 from monitor.gpus.snapshot import rows as monitor_store
+from monitor.models import Incident
 from scheduler.dispatch.inputs import PlanInput
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import PRIORITIES, JobState, NewJob, QueuedJob
@@ -19,13 +24,15 @@ from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Job
 from scheduler.queue.blockers import policy as stored_blockers
-from scheduler.queue.planner.forecast.advice import Advice, AdviceFacts, World, advise
+from scheduler.queue.planner.forecast.advice import Advice, AdviceFacts, World, advise, latest_gain
+from scheduler.queue.planner.forecast.forecast import Estimate
 from scheduler.queue.sizing import step as sizing
 
 # A start within this time is called "now".
 AT_ONCE = timedelta(seconds=5)
 # An answer is given again for this time, because several viewers of a page ask for it.
 KEPT, MOST_KEPT = timedelta(seconds=5), 256
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +44,38 @@ class JobAdvice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    at: datetime
-    mark: object
-    answer: JobAdvice
+class EarlierStart:
+    """A job that would start earlier. before: its expected start now, None = unknown."""
+
+    job: Job
+    before: datetime | None
+    start: datetime
 
 
-_answers: dict[int, _Kept] = {}
-_lock = Lock()
+class _KeptAnswers(Generic[T]):
+    """The last answer for each row, given again for a short time while `mark` stays the same."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, tuple[datetime, object, T]] = {}
+        self._lock = Lock()
+
+    def get(self, row: int, mark: object, now: datetime, answer: Callable[[], T]) -> T:
+        with self._lock:
+            at, kept_mark, kept = self._answers.get(row, (None, None, None))
+            if kept is not None and at and kept_mark == mark and timedelta() <= now - at < KEPT:
+                return kept
+            made = answer()
+            while len(self._answers) >= MOST_KEPT:
+                del self._answers[next(iter(self._answers))]
+            self._answers[row] = (now, mark, made)
+            return made
+
+    def forget(self) -> None:
+        self._answers.clear()
+
+
+_of_jobs: _KeptAnswers[JobAdvice] = _KeptAnswers()
+_of_incidents: _KeptAnswers[list[EarlierStart]] = _KeptAnswers()
 
 
 def of(job: Job, now: datetime, zone: str) -> JobAdvice:
@@ -55,20 +86,13 @@ def of(job: Job, now: datetime, zone: str) -> JobAdvice:
     if job.state != JobState.QUEUED.value:
         return JobAdvice()
     mark = (queue_facts.queue_mark(), job.priority, job.held, zone)
-    with _lock:
-        kept = _answers.get(job.pk)
-        if kept is not None and kept.mark == mark and timedelta() <= now - kept.at < KEPT:
-            return kept.answer
-        answer = _answer(job, now, zone)
-        while len(_answers) >= MOST_KEPT:
-            del _answers[next(iter(_answers))]
-        _answers[job.pk] = _Kept(now, mark, answer)
-        return answer
+    return _of_jobs.get(job.pk, mark, now, lambda: _answer(job, now, zone))
 
 
 def forget() -> None:
     """Drop the answers that are kept."""
-    _answers.clear()
+    _of_jobs.forget()
+    _of_incidents.forget()
 
 
 def _answer(job: Job, now: datetime, zone: str) -> JobAdvice:
@@ -158,3 +182,37 @@ def _when(at: datetime, now: datetime, zone: str) -> str:
 def find(advice: Sequence[Advice], key: str) -> Advice | None:
     """The advice with this change; None = it is not given (any more)."""
     return next((each for each in advice if each.key == key), None)
+
+
+def earlier_starts(incident: Incident, now: datetime) -> list[EarlierStart] | None:
+    """The jobs that would start earlier, the first to start first.
+
+    None: it is not known, because no process outside the queue causes the incident, or because
+    another engine plans the jobs.
+    """
+    processes = {
+        (part.gpu_id, part.pid)
+        for part in incident.parts
+        if part.gpu_id and part.pid and not part.job_ref and part.closed_at is None
+    }
+    if not processes or not preview.is_planned_here():
+        return None
+
+    def compared() -> list[EarlierStart]:
+        before = preview.estimates(now)
+        return _compared(before, preview.estimates_without(incident.host, processes, now), now)
+
+    return _of_incidents.get(incident.pk, processes, now, compared)
+
+
+def _compared(
+    before: Mapping[int, Estimate], after: Mapping[int, Estimate], now: datetime
+) -> list[EarlierStart]:
+    gains: dict[int, tuple[datetime | None, datetime]] = {}
+    for job_id, estimate in after.items():
+        current = before.get(job_id, preview.UNKNOWN).p50
+        if estimate.p50 is not None and estimate.p50 <= latest_gain(current, now):
+            gains[job_id] = (current, estimate.p50)
+    jobs = Job.objects.filter(pk__in=gains).select_related("owner")
+    starts = [EarlierStart(job, *gains[job.pk]) for job in jobs]
+    return sorted(starts, key=lambda each: (each.start, each.job.pk))

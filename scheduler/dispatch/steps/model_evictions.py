@@ -11,9 +11,9 @@ from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Slot
+from scheduler.language_models.model_services import policy as lifecycle
 from scheduler.language_models.model_services import rows, steps
-from scheduler.language_models.model_services.policy import lifecycle
-from scheduler.language_models.model_services.policy.eviction import (
+from scheduler.language_models.model_services.policy import (
     Candidate,
     Decision,
     EvictionPolicy,

@@ -20,7 +20,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution import probes as capabilities_probe
 from scheduler.execution import probes as probe
 from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit, port_blocks
-from scheduler.execution.steps import capabilities as host_capabilities
+from scheduler.execution.steps import hosts as host_capabilities
 from scheduler.facts import people as soft_limits
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.queue.planner.preemption import PreemptionPolicy

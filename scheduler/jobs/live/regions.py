@@ -26,7 +26,7 @@ from django.urls import reverse
 from monitor.pages.live.frames import Context, Region, register
 from monitor.runtime.rows.extensions import is_on, parts
 from monitor.runtime.rows.prepared import compiled_once
-from scheduler.dispatch.controller import step as idle_gpu_step
+from scheduler.dispatch.steps import controller as idle_gpu_step
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import lines as job_lines

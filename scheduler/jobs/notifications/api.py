@@ -1,4 +1,4 @@
-"""REST: the notifications that a user gets about own jobs."""
+"""REST: the notifications about own jobs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Field, Query, Router, Schema
 
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of
-from scheduler.facts.jobs import (
-    LONGEST_ADDRESS,
-    LONGEST_QUICK_S,
-    MOST_FAILURES,
-    NoticeKind,
-)
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
+from scheduler.facts.jobs import LONGEST_ADDRESS, LONGEST_QUICK_S, MOST_FAILURES, NoticeKind
 from scheduler.jobs.notifications import rows, step
 from scheduler.models import NotificationSettings
 
@@ -81,14 +76,14 @@ class BrowserNoticesAnswer(Schema):
 )
 def see(request: HttpRequest) -> dict[str, Any]:
     """The events of your jobs that send you a message, and the ways of delivery."""
-    person = _person(request)
+    person = caller(request)
     return _answer(person, rows.settings_of(person))
 
 
 @router.put("", response=NotificationsAnswer, summary="Change notifications")
 def change(request: HttpRequest, new: NotificationsBody) -> dict[str, Any]:
     """Jobs can have further events of their own: field `notify` of a new job."""
-    person = _person(request)
+    person = caller(request)
     before = rows.settings_of(person)
     kinds = _kinds(before.kinds if new.kinds is None else new.kinds)
     by_mail = before.by_mail if new.by_mail is None else new.by_mail
@@ -121,7 +116,7 @@ def recent(
     ] = 0,
 ) -> dict[str, Any]:
     """Your messages of the last day for the browser. Open pages ask for them every 20 seconds."""
-    person = _person(request)
+    person = caller(request)
     is_enabled = rows.settings_of(person).by_browser
     notices = rows.browser_notices(person, after) if is_enabled else []
     return {
@@ -166,8 +161,3 @@ def _answer(person: User, row: NotificationSettings) -> dict[str, Any]:
         service=row.channel.service if row.channel else None,
         service_problem=(row.channel.problem or None) if row.channel else None,
     )
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person

@@ -19,8 +19,7 @@ from monitor.facts.input_rules import character_problem, is_number
 from monitor.facts.readings import GpuReading, Health
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu
-from scheduler.facts.field_parsers import OURS
-from scheduler.facts.field_types import Door, Group, JobField, Kind
+from scheduler.facts.field_types import OURS, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.pages.lines import plain_gib

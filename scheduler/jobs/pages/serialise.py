@@ -23,7 +23,7 @@ from scheduler.execution.pages import silent_hosts
 from scheduler.execution.steps.progress import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
-from scheduler.facts.field_parsers import TAG_NAME
+from scheduler.facts.field_types import TAG_NAME
 from scheduler.facts.job_answers import ATTEMPT_ANSWERS, JOB_ANSWERS, LISTED
 from scheduler.facts.jobs import DependencyKind, Ends, JobState
 from scheduler.models import Attempt, Job

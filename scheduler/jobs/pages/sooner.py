@@ -24,8 +24,7 @@ from monitor.models import Event, Incident
 from monitor.pages.live.pages import viewer_of
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
-from scheduler.dispatch.steps.advice import AT_ONCE
-from scheduler.dispatch.steps.without_incident import earlier_starts
+from scheduler.dispatch.steps.advice import AT_ONCE, earlier_starts
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.policy import ENOUGH_RUNS, PERIODS, RunsKnown

@@ -19,7 +19,7 @@ from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.language_models import Instance, InstanceState, ModelNames, Service
 from scheduler.fair_share.rows import FairShareAccounts
-from scheduler.language_models.model_proxy.facts import Caller
+from scheduler.language_models.model_proxy.policy import Caller
 from scheduler.language_models.model_services import rows as demand
 from scheduler.language_models.model_services import rows as service_rows
 from scheduler.language_models.prompts import rows as prompts

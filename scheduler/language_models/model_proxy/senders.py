@@ -21,7 +21,7 @@ import h11
 
 from scheduler.facts.language_models import Instance
 from scheduler.language_models.model_proxy import policy as header_list
-from scheduler.language_models.model_proxy.facts import Headers, Upload
+from scheduler.language_models.model_proxy.policy import Headers, Upload
 from scheduler.language_models.model_services.probes import is_taken, uid_of
 
 CONNECT_S = 3.0

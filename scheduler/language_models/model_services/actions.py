@@ -16,13 +16,13 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit
 from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
+from scheduler.facts import model_fields as policy
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.language_models import InstanceState, ModelNames
+from scheduler.facts.model_fields import MODEL_FIELDS
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.language_models.model_services import rows, steps
-from scheduler.language_models.model_services.policy import fields as policy
-from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS
-from scheduler.language_models.model_services.policy.lifecycle import Change
+from scheduler.language_models.model_services.policy import Change
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.queue.planner import admission

@@ -18,16 +18,12 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import create_model
 
-from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body_of
+from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body_of, caller
 from monitor.facts.answers import values_of
 from monitor.gpus import rows as gpu_rows
 from scheduler.facts.language_models import InstanceState
+from scheduler.facts.model_fields import MODEL_FIELDS, REQUEST_NAMES, ModelField
 from scheduler.language_models.model_services import actions, pages, rows
-from scheduler.language_models.model_services.policy.fields import (
-    MODEL_FIELDS,
-    REQUEST_NAMES,
-    ModelField,
-)
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 
@@ -152,7 +148,7 @@ class Models(Schema):
 
 @router.get("", response=Models, summary="List model services", url_name="models")
 def list_models(request: HttpRequest) -> dict[str, Any]:
-    person = _person(request)
+    person = caller(request)
     numbers = pages.gpu_numbers()
     return {
         "base_url": rows.base_url(request.get_host()),
@@ -190,7 +186,7 @@ def unload_model(request: HttpRequest, name: str) -> dict[str, Any]:
 
 @router.get("{path:name}/", response=ModelLine, summary="Show a model service")
 def show_model(request: HttpRequest, name: str) -> dict[str, Any]:
-    return _line(_service(name), _person(request), pages.gpu_numbers())
+    return _line(_service(name), caller(request), pages.gpu_numbers())
 
 
 @router.patch("{path:name}/", response=ModelLine, summary="Change a model service")
@@ -290,12 +286,7 @@ def _instance(row: ModelInstance, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def _operator(request: HttpRequest) -> User:
-    person = _person(request)
+    person = caller(request)
     if not person.is_staff:
         raise HttpError(403, OPERATORS_ONLY)
-    return person
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
     return person

@@ -22,12 +22,12 @@ from monitor.facts.formats import duration
 from monitor.facts.input_rules import character_problem
 from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
+from scheduler.facts import model_fields as policy
 from scheduler.facts.language_models import InstanceState, PredictionMode
+from scheduler.facts.model_fields import MODEL_FIELDS, ModelField
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions, rows, steps
-from scheduler.language_models.model_services.policy import fields as policy
-from scheduler.language_models.model_services.policy.fields import MODEL_FIELDS, ModelField
-from scheduler.language_models.model_services.policy.lifecycle import Prediction
+from scheduler.language_models.model_services.policy import Prediction
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService

@@ -37,10 +37,10 @@ from scheduler.facts.language_models import (
     ServiceFact,
     shipped_boot_s,
 )
-from scheduler.language_models.model_services.policy import lifecycle
-from scheduler.language_models.model_services.policy.eviction import Candidate
-from scheduler.language_models.model_services.policy.lifecycle import (
+from scheduler.language_models.model_services import policy as lifecycle
+from scheduler.language_models.model_services.policy import (
     DEMAND_FOR,
+    Candidate,
     Demand,
     Prediction,
     predict,

@@ -17,12 +17,12 @@ from monitor.models import Gpu
 from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
+from scheduler.facts import model_fields as policy
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.language_models import InstanceFact, InstanceState, ServiceFact
+from scheduler.language_models.model_services import policy as lifecycle
 from scheduler.language_models.model_services import rows, steps
-from scheduler.language_models.model_services.policy import fields as policy
-from scheduler.language_models.model_services.policy import lifecycle
-from scheduler.language_models.model_services.policy.lifecycle import (
+from scheduler.language_models.model_services.policy import (
     Change,
     JobView,
     Scale,

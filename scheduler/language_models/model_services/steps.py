@@ -18,13 +18,13 @@ from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.wakeups import wake
+from scheduler.facts import model_fields as policy
 from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement, YieldOptions
 from scheduler.facts.language_models import ENDED, TRANSITIONS, InstanceState
 from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.language_models.model_services import policy as lifecycle
 from scheduler.language_models.model_services import rows
-from scheduler.language_models.model_services.policy import fields as policy
-from scheduler.language_models.model_services.policy import lifecycle
-from scheduler.language_models.model_services.policy.lifecycle import (
+from scheduler.language_models.model_services.policy import (
     DRAIN_FOR,
     Change,
     Command,

@@ -14,7 +14,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import JsonValue
 
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, caller
 from scheduler.facts.language_models import DEFAULT_PRIORITY, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import rows as actions
 from scheduler.models import Prompt
@@ -104,7 +104,7 @@ def send(request: HttpRequest, new: NewPromptBody) -> Status[dict[str, Any]]:
     up.
     """
     try:
-        row = actions.send(_new(new), _person(request), timezone.now())
+        row = actions.send(_new(new), caller(request), timezone.now())
     except actions.UnknownModel as error:
         raise Http404(str(error)) from None
     except actions.NotAllowed as error:
@@ -113,7 +113,7 @@ def send(request: HttpRequest, new: NewPromptBody) -> Status[dict[str, Any]]:
         raise InvalidInput([("prompt", str(error))]) from None
     except actions.TooMany as error:
         raise HttpError(429, str(error)) from None
-    return Status(201, _detail(row, _person(request)))
+    return Status(201, _detail(row, caller(request)))
 
 
 @router.get("", response=Prompts, summary="List prompts", url_name="prompts")
@@ -121,7 +121,7 @@ def list_prompts(
     request: HttpRequest, filters: Annotated[PromptFilters, Query()]
 ) -> dict[str, Any]:
     """Your prompts, newest first; operators see those of all users, without their texts."""
-    person = _person(request)
+    person = caller(request)
     rows = Prompt.objects.select_related("owner").defer("messages", "result", "parameters")
     if not person.is_staff:
         rows = rows.filter(owner=person)
@@ -137,14 +137,14 @@ def list_prompts(
 @router.get("{number}/", response=PromptDetail, summary="Show a prompt")
 def show(request: HttpRequest, number: int) -> dict[str, Any]:
     """Its owner and operators; only its owner sees the texts."""
-    person = _person(request)
+    person = caller(request)
     return _detail(_prompt(number, person), person)
 
 
 @router.post("{number}/cancel/", response=CancelledPrompt, summary="Cancel a prompt")
 def cancel(request: HttpRequest, number: int) -> dict[str, bool]:
     """Its owner and operators."""
-    person = _person(request)
+    person = caller(request)
     return {"cancelled": actions.cancel(_prompt(number, person), person, timezone.now())}
 
 
@@ -192,8 +192,3 @@ def _prompt(number: int, person: User) -> Prompt:
     if row.owner_id != person.pk and not person.is_staff:
         raise HttpError(403, "Only the owner of a prompt and operators may see it.")
     return row
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person

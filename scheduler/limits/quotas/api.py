@@ -12,9 +12,9 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import InvalidInput, PlainText, RequestBody, stated
-from scheduler.limits.quotas import actions
+from monitor.api import InvalidInput, PlainText, RequestBody, caller, stated
 from scheduler.limits.quotas import pages as quota_pages
+from scheduler.limits.quotas import rows
 
 router = Router()
 MOST = 1_000_000_000
@@ -128,7 +128,7 @@ def quota(
     user: Annotated[str | None, Query(description="Another user (operators only).")] = None,
 ) -> dict[str, Any]:
     """The limits of your jobs, and the current usage of each."""
-    person: User = request.auth  # type: ignore[attr-defined]
+    person = caller(request)
     name = user or person.username
     if name != person.username and not person.is_staff:
         raise HttpError(403, f"Only {name} and operators may see these limits.")
@@ -138,7 +138,7 @@ def quota(
 @router.patch("quota/", response=QuotaBody, summary="Change a quota", url_name="quota-change")
 def change_quota(request: HttpRequest, body: QuotaChange) -> dict[str, Any]:
     """Operators with the permission to change quotas only. The answer is the quota in force."""
-    person: User = request.auth  # type: ignore[attr-defined]
+    person = caller(request)
     if not (person.is_staff and person.has_perm("scheduler.change_quota")):
         raise HttpError(403, "Only operators with the permission to change quotas may do this.")
     user = User.objects.filter(username=body.user).first()
@@ -147,7 +147,7 @@ def change_quota(request: HttpRequest, body: QuotaChange) -> dict[str, Any]:
     limits = {name: getattr(body, name) for name in body.model_fields_set - {"user"}}
     now = timezone.now()
     try:
-        actions.set_limits(user, limits, by=person.username, now=now)
+        rows.set_limits(user, limits, by=person.username, now=now)
     except ValidationError as error:
         problems = error.message_dict.items()
         raise InvalidInput([(name, " ".join(texts)) for name, texts in problems]) from None

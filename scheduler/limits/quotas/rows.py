@@ -11,9 +11,11 @@ from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.db.models import Model, Q, QuerySet
 
 from monitor.facts.claims import JOB_KINDS
+from monitor.journal.rows import audit
 from monitor.models import Agent, Claim
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
 from monitor.runtime.rows.prepared import (
@@ -42,6 +44,7 @@ from scheduler.models import Attempt, DailyGpuUsage, HostCapacity, Job, Quota, U
 
 # Older use counts for less than a thousandth.
 HALF_LIVES = 10
+# All but whose quota it is.
 FIGURES = tuple(field.name for field in fields(people.Quota))
 _JOBS_OF_AGENTS = Job.objects.filter(state=JobState.QUEUED.value, agent__isnull=False).exclude(
     state=JobState.FINISHED.value
@@ -371,3 +374,55 @@ def stop_agent(agent: Agent, now: datetime) -> QuerySet[Job]:
 
 def resume_agent(agent: Agent) -> None:
     Agent.objects.filter(pk=agent.pk).update(stopped_at=None)
+
+
+# Changes of quotas by operators. Each change is audited.
+
+
+def save(quota: Quota, *, by: str, now: datetime) -> None:
+    """Store a new or changed quota."""
+    before = Quota.objects.filter(pk=quota.pk).first() if quota.pk else None
+    with transaction.atomic():
+        quota.save()
+        action, word = ("QUOTA_CHANGED", "changed") if before else ("QUOTA_SET", "set")
+        _record(action, word, quota, _values(before) if before else None, _values(quota), by, now)
+
+
+def remove(quota: Quota, *, by: str, now: datetime) -> None:
+    with transaction.atomic():
+        _record("QUOTA_REMOVED", "removed", quota, _values(quota), None, by, now)
+        quota.delete()
+
+
+@transaction.atomic
+def set_limits(user: User, limits: Mapping[str, Any], *, by: str, now: datetime) -> Quota:
+    """Change limits of the user's own quota, which is made if there is none; None = no limit.
+
+    Raises ValidationError.
+    """
+    quota = Quota.objects.select_for_update().filter(user=user).first() or Quota(user=user)
+    for name, value in limits.items():
+        setattr(quota, name, value)
+    quota.full_clean()
+    save(quota, by=by, now=now)
+    return quota
+
+
+def copy(source: User, target: User, *, by: str, now: datetime) -> Quota | None:
+    """Give a user the limits of another user's own quota. None: the other has none."""
+    quota = Quota.objects.filter(user=source).first()
+    if quota is None:
+        return None
+    return set_limits(target, _values(quota), by=by, now=now)
+
+
+def _values(quota: Quota) -> dict[str, Any]:
+    return {name: getattr(quota, name) for name in FIGURES}
+
+
+def _record(
+    action: str, word: str, quota: Quota, before: Any, after: Any, by: str, now: datetime
+) -> None:
+    text = f"{by} {word} the quota of {quota.subject}"
+    subject = f"quota of {quota.subject}"
+    audit.note(action, text, by=by, now=now, subject=subject, before=before, after=after)

@@ -11,7 +11,7 @@ from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import PlainText, RequestBody, body_of
+from monitor.api import PlainText, RequestBody, body_of, caller
 from scheduler.facts.plans import Throttle
 from scheduler.limits.throttle import rows as throttle_rows
 from scheduler.limits.throttle.policy.throttle import Mode
@@ -66,7 +66,7 @@ def list_modes(request: HttpRequest) -> list[dict[str, Any]]:
 @router.post("mode/", response=ModeLine, summary="Set the mode", url_name="mode")
 def set_mode(request: HttpRequest, body: ModeBody) -> dict[str, Any]:
     """Operators only."""
-    user = request.auth  # type: ignore[attr-defined]
+    user = caller(request)
     if not user.is_staff:
         raise HttpError(403, "Only operators may set the mode.")
     host = body.host or settings.CONFIG.node

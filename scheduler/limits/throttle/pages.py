@@ -27,8 +27,8 @@ from monitor.models import Constraint, Gpu
 from monitor.pages.live.frames import Context, Region
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
+from scheduler.disk import steps
 from scheduler.disk.policy import DiskLevel, DiskPolicy, is_near, sentence
-from scheduler.disk.steps import folders
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.jobs.lifecycle.rows import durations
@@ -242,9 +242,9 @@ def _constraint(row: Constraint) -> PressureLine:
 def _disks(host: str, now: datetime) -> Iterable[PressureLine]:
     """File systems for whose space jobs wait, or soon will."""
     policy = thresholds.current(DiskPolicy)
-    for row in folders.watched(host):
-        space = folders.space_of(row)
-        if space is None or now - row.at > folders.STALE_AFTER:
+    for row in steps.watched_disks(host):
+        space = steps.space_of(row)
+        if space is None or now - row.at > steps.STALE_AFTER:
             continue
         if row.level == DiskLevel.BLOCKED.value:
             text = sentence(row.path, space, DiskLevel.BLOCKED, policy)

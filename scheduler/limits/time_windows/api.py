@@ -15,7 +15,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import BeforeValidator
 
-from monitor.api import InvalidInput, RequestBody, body_of, sentence_error, stated
+from monitor.api import InvalidInput, RequestBody, body_of, caller, sentence_error, stated
 from monitor.facts.input_rules import possible_time
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages import LONGEST_REASON, WindowForm
@@ -105,7 +105,7 @@ def list_windows(
         State, Query(description="States other than approved list only your own windows.")
     ] = "approved",
 ) -> list[dict[str, Any]]:
-    person = _person(request)
+    person = caller(request)
     rows = window_rows.seen_by(person, TimeWindow.State(state))
     return [_line(row, person, timezone.now()) for row in rows]
 
@@ -113,7 +113,7 @@ def list_windows(
 @router.post("", response={201: WindowLine}, summary="Request a time window", url_name="windows")
 def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
     """It has no effect before an operator approves it. That of an operator is approved at once."""
-    person, now = _person(request), timezone.now()
+    person, now = caller(request), timezone.now()
     raw = new.model_dump(exclude={"group", "kept", "days"})
     form = WindowForm(
         {
@@ -138,7 +138,7 @@ def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
 @router.post("{int:pk}/withdraw/", response=WindowLine, summary="Withdraw a time window")
 def withdraw(request: HttpRequest, pk: int) -> dict[str, Any]:
     """Idempotent."""
-    person = _person(request)
+    person = caller(request)
     visible = window_rows.seen_by(person, *TimeWindow.State)
     row = visible.filter(pk=pk).first() if pk < 2**63 else None
     if row is None:
@@ -169,8 +169,3 @@ def _line(row: TimeWindow, person: User, now: datetime) -> dict[str, Any]:
         asked_by=row.asked_by,
         decided_by=row.decided_by or None,
     )
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person

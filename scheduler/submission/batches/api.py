@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest
 from django.utils import timezone
@@ -14,7 +13,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import Field, create_model
 
-from monitor.api import RequestBody, body_of
+from monitor.api import RequestBody, body_of, caller
 from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
@@ -144,7 +143,7 @@ def submit(request: HttpRequest, new: NewBatchBody) -> Status[dict[str, Any]]:
     """
     raw = new.model_dump()
     items, mode, gpus = raw.pop("items"), raw.pop("gpu_mode"), raw.pop("only_gpus")
-    batch = actions.submit(raw, items, mode, _person(request), timezone.now(), gpus)
+    batch = actions.submit(raw, items, mode, caller(request), timezone.now(), gpus)
     return Status(201, body(batch))
 
 
@@ -161,7 +160,7 @@ def list_batches(
     if state is not None:
         batches = batches.filter(state=state.value)
     if owner:
-        name = _person(request).username if owner == "me" else owner.replace("\0", " ")
+        name = caller(request).username if owner == "me" else owner.replace("\0", " ")
         batches = batches.filter(owner__username=name)
     page = [line(batch) for batch in batches[offset : offset + limit]]
     return {"batches": page, "total": batches.count()}
@@ -194,7 +193,7 @@ def items(
 def cancel(request: HttpRequest, batch_id: int) -> dict[str, Any]:
     """Waiting items end at once; running jobs get SIGTERM, then SIGKILL. Idempotent."""
     batch = _own(request, batch_id, "cancel")
-    count = rows.cancel(batch, _person(request).username, timezone.now())
+    count = rows.cancel(batch, caller(request).username, timezone.now())
     batch.refresh_from_db()
     return {"id": batch.pk, "state": batch.state, "cancelled": count}
 
@@ -212,7 +211,7 @@ def retry_failed(request: HttpRequest, batch_id: int) -> dict[str, Any]:
 def share(request: HttpRequest, batch_id: int) -> dict[str, Any]:
     """Models load again, and the batch goes on sharing GPUs. Declines a request. Idempotent."""
     batch = _own(request, batch_id, "end the exclusive mode of")
-    rows.stop(batch, _person(request).username, timezone.now())
+    rows.stop(batch, caller(request).username, timezone.now())
     batch.refresh_from_db()
     return {"id": batch.pk, "state": batch.state, "gpu_mode": batch.gpu_mode}
 
@@ -222,7 +221,7 @@ def share(request: HttpRequest, batch_id: int) -> dict[str, Any]:
 )
 def approve_exclusive(request: HttpRequest, batch_id: int) -> dict[str, Any]:
     """Operators only: the batch may take the GPUs that it asks for. Idempotent."""
-    batch, person = _batch(batch_id), _person(request)
+    batch, person = _batch(batch_id), caller(request)
     if not person.is_staff:
         raise HttpError(403, "Only operators may approve the exclusive mode of a batch.")
     rows.approve(batch, person.username, timezone.now())
@@ -275,13 +274,8 @@ def _batch(batch_id: int) -> Batch:
 
 
 def _own(request: HttpRequest, batch_id: int, action: str) -> Batch:
-    batch, person = _batch(batch_id), _person(request)
+    batch, person = _batch(batch_id), caller(request)
     if batch.owner_id != person.pk and not person.is_staff:
         owner = batch.owner.username
         raise HttpError(403, f"Only {owner} and operators may {action} this batch.")
     return batch
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person

@@ -12,7 +12,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
 from scheduler.facts.batches import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
 from scheduler.submission.idle_work import rows, step
@@ -85,7 +85,7 @@ def list_templates(request: HttpRequest) -> dict[str, Any]:
 @router.post("", response={201: IdleTemplateBody}, summary="Add an idle template")
 def add(request: HttpRequest, new: NewIdleTemplateBody) -> Status[dict[str, Any]]:
     """Operators only. Only administrators may charge another account than their own."""
-    by = _person(request)
+    by = caller(request)
     if not by.is_staff:
         raise HttpError(403, NOT_OPERATOR)
     values = new.model_dump()
@@ -104,7 +104,7 @@ def add(request: HttpRequest, new: NewIdleTemplateBody) -> Status[dict[str, Any]
 @router.post("{name}/signals/", response=IdleTemplateBody, summary="Post signals")
 def signals(request: HttpRequest, name: str, posted: SignalsBody) -> dict[str, Any]:
     """For operators and the account of the template. Values decay until they are posted again."""
-    person = _person(request)
+    person = caller(request)
     row = IdleTemplate.objects.select_related("account").filter(name=name).first()
     if row is None:
         raise Http404(f"There is no idle template {name[:100]!r}.")
@@ -143,8 +143,3 @@ def _body(row: IdleTemplate, fact: TemplateFact, chance: Candidate | None) -> di
         share=chance.share if chance else 0.0,
         problem=row.problem or None,
     )
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person

@@ -18,8 +18,7 @@ from monitor.facts.readings import GpuReading
 from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Agent
 from scheduler.facts import job_fields
-from scheduler.facts.field_parsers import ParseContext
-from scheduler.facts.field_types import JobField
+from scheduler.facts.field_types import JobField, ParseContext
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity

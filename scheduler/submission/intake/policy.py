@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.facts.field_parsers import LONGEST_NAME, MOST_DEPENDENCIES, ParseContext
-from scheduler.facts.field_types import JobField
+from scheduler.facts.field_types import LONGEST_NAME, MOST_DEPENDENCIES, JobField, ParseContext
 from scheduler.facts.job_fields import JOB_FIELDS
 from scheduler.facts.jobs import (
     BLOCKING_PRIORITY,

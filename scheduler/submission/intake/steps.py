@@ -30,8 +30,7 @@ from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts import job_fields
 from scheduler.facts import people as soft_limits
-from scheduler.facts.field_parsers import ParseContext
-from scheduler.facts.field_types import JobField
+from scheduler.facts.field_types import JobField, ParseContext
 from scheduler.facts.job_fields import BY_NAME
 from scheduler.facts.jobs import NewJob, Refusal
 from scheduler.facts.scripts import Script

@@ -11,7 +11,7 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, caller
 from scheduler.facts.scripts import Script, Word
 from scheduler.models import ScriptDefinition
 from scheduler.submission.scripts import rows
@@ -74,7 +74,7 @@ def list_scripts(request: HttpRequest) -> dict[str, Any]:
 @router.post("", response={201: ScriptBody}, summary="Add a script", by_alias=True)
 def add(request: HttpRequest, new: NewScriptBody) -> Status[dict[str, Any]]:
     """Operators only. 422: the name is taken, or the definition can't be used."""
-    if not request.auth.is_staff:  # type: ignore[attr-defined]
+    if not caller(request).is_staff:
         raise HttpError(403, "Only operators add scripts.")
     row = ScriptDefinition(**new.model_dump(by_alias=True))
     try:

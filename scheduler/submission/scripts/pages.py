@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
 from scheduler.execution.steps.specs import account_of_jobs
-from scheduler.facts.field_parsers import LONGEST_NAME
+from scheduler.facts.field_types import LONGEST_NAME
 from scheduler.facts.scripts import Script
 from scheduler.runner.accounts import MissingAccount
 from scheduler.runner.commands import Listing, list_folders

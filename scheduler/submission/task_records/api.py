@@ -18,7 +18,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import JsonValue
 
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import InvalidInput, PlainText, RequestBody, caller
 from monitor.models import Gpu
 from scheduler.facts.jobs import JobState, Outcome, Refusal
 from scheduler.facts.language_models import DEFAULT_PRIORITY, NewPrompt, PromptType
@@ -221,7 +221,7 @@ def send(
     404: there is no such model. 422: `errors` says for each field what is wrong. 429: too many of
     your tasks wait.
     """
-    record, person = new.model_dump(mode="json"), _person(request)
+    record, person = new.model_dump(mode="json"), caller(request)
     task = _new(new)
     try:
         made, is_replayed = queue_task(task, record, new.task_id, person, timezone.now())
@@ -268,7 +268,7 @@ def list_tasks(
     By priority, then in the order in which they were sent. Without `status`, those that have not
     ended.
     """
-    person, tasks = _person(request), list[Prompt | Job]()
+    person, tasks = caller(request), list[Prompt | Job]()
     if filters.task_class is not TaskClass.SCRIPT:
         tasks += _first(_prompts(person, filters.status), "created_at", filters.limit)
     if filters.task_class is not TaskClass.LLM:
@@ -305,7 +305,7 @@ def _jobs(status: TaskStatus | None) -> QuerySet[Job]:
 @router.get("{task_id}/", response=TaskRecordBody, summary="Show a task")
 def show(request: HttpRequest, task_id: str) -> dict[str, Any]:
     """By its id, or by the id that you gave it within a day. Prompts: its owner and operators."""
-    person = _person(request)
+    person = caller(request)
     task = _by_own_id(task_id, person) or _by_number(task_id)
     if task is None:
         raise Http404("There is no such task.")
@@ -431,8 +431,3 @@ def _id(task: Prompt | Job) -> str:
 
 def _sent_at(task: Prompt | Job) -> datetime:
     return task.created_at if isinstance(task, Prompt) else task.submitted_at
-
-
-def _person(request: HttpRequest) -> User:
-    person: User = request.auth  # type: ignore[attr-defined]
-    return person

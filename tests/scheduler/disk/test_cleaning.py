@@ -19,11 +19,11 @@ from gpucoord_site.cli import clean as command
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows
+from scheduler.disk import probes as space
+from scheduler.disk import rows, steps
+from scheduler.disk.cleanup import probes
+from scheduler.disk.cleanup.step import Cleaner
 from scheduler.disk.policy import CleanResult, DiskPolicy, DiskSpace, WatchedFolder, level
-from scheduler.disk.probes import files, space
-from scheduler.disk.steps import folders, watch
-from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.models import CleaningRun
 from scheduler.runner import files as copying
 from tests import jobs_made
@@ -59,9 +59,9 @@ class Box:
     def clean(self, path: str = "", *, dry_run: bool = False) -> CleaningRun:
         watched = WatchedFolder(str(self.data), "data")
         reading = self.read("")
-        stage = level(reading, DiskPolicy(), folders.DiskLevel.NORMAL)
-        folders.store("gpubox", watched, reading, stage, "", NOW)
-        watch.clean("gpubox", path, dry_run=dry_run, by="root", now=NOW)
+        stage = level(reading, DiskPolicy(), steps.DiskLevel.NORMAL)
+        steps.store("gpubox", watched, reading, stage, "", NOW)
+        steps.clean("gpubox", path, dry_run=dry_run, by="root", now=NOW)
         cleaner = Cleaner("gpubox", self.data, copy=self.copy, read=self.read)
         run = cleaner.step(NOW)
         assert run is not None
@@ -153,14 +153,14 @@ def test_a_copy_of_a_file_whose_name_is_no_text_is_proved_too(box: Box) -> None:
 def test_it_stops_when_the_use_is_below_the_goal(box: Box) -> None:
     old = write(box.data / "jobs" / "1" / "1" / "output.log", days=40)
     new = write(box.data / "jobs" / "2" / "1" / "output.log", days=20)
-    delete = files.delete
+    delete = probes.delete
 
     def deletes(*args: Any) -> CleanResult:
         box.used_pct = 50.0
         return delete(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "delete", deletes)
+        patch.setattr(probes, "delete", deletes)
         box.clean()
 
     assert (old.exists(), new.exists()) == (False, True)
@@ -243,7 +243,7 @@ def test_rsync_itself_copies_a_file_by_its_handle(tmp_path: Path) -> None:
     try:
         copying.make_folders(tmp_path, copy.parent)
         copying.copy(handle, copy)
-        assert files.is_copy(handle, copy)
+        assert probes.is_copy(handle, copy)
     finally:
         os.close(handle)
     assert round(copy.stat().st_mtime) == round(source.stat().st_mtime)
@@ -344,11 +344,11 @@ def test_without_leases_open_files_are_found_in_proc(
         status = os.fstat(reader.fileno())
         child = subprocess.Popen(["sleep", "60"], stdin=reader)
         try:
-            assert files._is_open_anywhere(status)
+            assert probes._is_open_anywhere(status)
         finally:
             child.kill()
             child.wait()
-    assert not files._is_open_anywhere(status)
+    assert not probes._is_open_anywhere(status)
 
 
 @pytest.mark.parametrize("change", ["content", "replaced", "link", "gone"])
@@ -392,11 +392,11 @@ def test_a_folder_that_becomes_a_link_before_the_deletion_is_spared(
 ) -> None:
     outside = write(tmp_path / "outside" / "a.log")
     write(box.folder / "sub" / "a.log")
-    (found,) = files.walk(str(box.folder), time.monotonic() + 60)
+    (found,) = probes.walk(str(box.folder), time.monotonic() + 60)
     (box.folder / "sub").rename(tmp_path / "moved")
     (box.folder / "sub").symlink_to(outside.parent)
 
-    assert files.delete(found, lambda _: True, lambda unlink: unlink()) is CleanResult.CHANGED
+    assert probes.delete(found, lambda _: True, lambda unlink: unlink()) is CleanResult.CHANGED
     assert outside.exists()
 
 
@@ -415,7 +415,7 @@ def test_a_listed_folder_behind_a_link_is_refused_with_the_reason(box: Box, tmp_
 def test_a_killed_clean_up_goes_on(box: Box) -> None:
     log = write(box.data / "jobs" / "1" / "1" / "output.log")
     box.clean(dry_run=True)
-    run = watch.clean("gpubox", "", dry_run=False, by="root", now=NOW)
+    run = steps.clean("gpubox", "", dry_run=False, by="root", now=NOW)
     assert rows.take("gpubox", NOW) is not None
     assert rows.take("gpubox", NOW) is None
 
@@ -429,7 +429,7 @@ def test_a_clean_up_goes_on_where_its_time_was_over(box: Box) -> None:
     for number in (1, 2):
         write(box.data / "jobs" / str(number) / "1" / "output.log")
     box.clean(dry_run=True)
-    watch.clean("gpubox", "", dry_run=False, by="root", now=NOW)
+    steps.clean("gpubox", "", dry_run=False, by="root", now=NOW)
 
     def clock() -> float:
         """An hour passes with the first deletion."""
@@ -520,8 +520,8 @@ def test_a_small_full_file_system_is_cleaned_below_the_goal(data: Path, tmp_path
         full = space.read(str(mount)).used_pct or 0
         reading = space.read(str(mount))
         watched = WatchedFolder(str(mount), "added")
-        folders.store("gpubox", watched, reading, folders.DiskLevel.BLOCKED, "", NOW)
-        watch.clean("gpubox", str(mount), dry_run=False, by="root", now=NOW)
+        steps.store("gpubox", watched, reading, steps.DiskLevel.BLOCKED, "", NOW)
+        steps.clean("gpubox", str(mount), dry_run=False, by="root", now=NOW)
         Cleaner("gpubox", data).step(NOW)
 
         left = sorted(int(path.stem) for path in (mount / "log").iterdir())

@@ -17,11 +17,10 @@ from monitor.models import Event
 from monitor.pages.metrics import Families
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
+from scheduler.disk import probes as probe
+from scheduler.disk import steps
 from scheduler.disk.policy import DiskSpace
-from scheduler.disk.probes import space as probe
-from scheduler.disk.steps import folders
-from scheduler.disk.steps.folders import FullDisks
-from scheduler.disk.steps.watch import DiskWatch
+from scheduler.disk.steps import DiskWatch, FullDisks
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.plans import PlanPolicy
@@ -159,7 +158,7 @@ def test_only_jobs_that_work_on_the_full_file_system_wait(
 
 def test_a_reading_that_is_old_blocks_nothing(watch: DiskWatch, disk: Disk, alice: User) -> None:
     disk.used_pct = 98.5
-    watch.judge(None, NOW - folders.STALE_AFTER)
+    watch.judge(None, NOW - steps.STALE_AFTER)
 
     assert blockers(alice) == []
 
@@ -192,11 +191,11 @@ def test_a_folder_that_is_watched_no_more_is_forgotten(
 ) -> None:
     thresholds.change("disk", {"paths": ["/srv/more"]}, by="root", now=NOW)
     watch.judge(None, NOW)
-    assert [row.path for row in folders.watched()] == sorted([str(data), "/srv/more"])
+    assert [row.path for row in steps.watched_disks()] == sorted([str(data), "/srv/more"])
 
     thresholds.change("disk", {}, by="root", now=NOW)
     watch.judge(None, NOW + LATER)
-    assert [row.path for row in folders.watched()] == [str(data)]
+    assert [row.path for row in steps.watched_disks()] == [str(data)]
 
 
 def test_the_page_and_rest_show_what_is_read(

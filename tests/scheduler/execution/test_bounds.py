@@ -11,7 +11,7 @@ from monitor.facts.readings import HostReading
 from monitor.models import Gpu, PolicyValues
 from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.policy import BoundsPolicy, is_busy, refusals
-from scheduler.execution.steps import capabilities as host_capabilities
+from scheduler.execution.steps import hosts as host_capabilities
 from scheduler.execution.steps.specs import ConfinementLimits
 from scheduler.facts.jobs import NewJob
 from scheduler.models import Attempt, HostCapability, Job

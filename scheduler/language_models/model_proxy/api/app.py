@@ -31,18 +31,16 @@ from scheduler.language_models.model_proxy.api.exchange import (
     SpooledForm,
     Tickets,
 )
-from scheduler.language_models.model_proxy.facts import (
+from scheduler.language_models.model_proxy.policy import (
+    BodyRate,
     Caller,
+    Field,
+    FormReader,
     Headers,
+    InvalidForm,
     Limits,
     ModelRequest,
     Refused,
-)
-from scheduler.language_models.model_proxy.policy import (
-    BodyRate,
-    Field,
-    FormReader,
-    InvalidForm,
     boundary_of,
 )
 from scheduler.language_models.model_proxy.senders import JSON, Upstream

@@ -25,8 +25,7 @@ from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 from scheduler.facts.language_models import Instance, Request, Service, Wait
 from scheduler.language_models.model_proxy import rows
-from scheduler.language_models.model_proxy.facts import Caller, Refused
-from scheduler.language_models.model_proxy.policy import UnknownTokens
+from scheduler.language_models.model_proxy.policy import Caller, Refused, UnknownTokens
 from scheduler.language_models.model_proxy.rows import Counts, Situation, SituationReader
 from scheduler.language_models.model_services import actions
 from scheduler.language_models.prompts.policy import Router

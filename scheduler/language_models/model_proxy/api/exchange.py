@@ -18,8 +18,13 @@ from scheduler.facts.language_models import MOST_ATTEMPTS, Instance, Wait
 from scheduler.language_models.model_proxy import policy as events
 from scheduler.language_models.model_proxy import policy as openai
 from scheduler.language_models.model_proxy.api.book import Board, Place
-from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
-from scheduler.language_models.model_proxy.policy import Field
+from scheduler.language_models.model_proxy.policy import (
+    Caller,
+    Field,
+    Headers,
+    ModelRequest,
+    Refused,
+)
 from scheduler.language_models.model_proxy.senders import (
     InstanceFailed,
     NotReached,

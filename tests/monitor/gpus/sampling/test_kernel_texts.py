@@ -12,7 +12,7 @@ from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
 from monitor.owners.identity.policy import UidRange, uid_map_of
 from monitor.owners.identity.probes.credentials import words_of
 from monitor.owners.identity.probes.listeners import listening_uids
-from scheduler.disk.probes.space import mount_table
+from scheduler.disk.probes import mount_table
 from scheduler.runner import process_tree
 from scheduler.runner.confine.host_probe import hierarchies, own_cgroups
 from scheduler.runner.confine.locks import flocks

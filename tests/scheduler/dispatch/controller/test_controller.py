@@ -10,8 +10,8 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Constraint, PeriodicTask
-from scheduler.dispatch.controller import tasks as controller_tasks
-from scheduler.dispatch.controller.step import ConstraintWatch, Controller, Part
+from scheduler.dispatch import tasks as controller_tasks
+from scheduler.dispatch.steps.controller import ConstraintWatch, Controller, Part
 from tests.builders import GIB, NOW, gpu, host, snapshot
 
 pytestmark = pytest.mark.django_db

@@ -17,7 +17,7 @@ from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, SUSTAINED
 from monitor.models import Incident, PolicyValues
-from scheduler.dispatch.controller.step import Controller, IncidentWatch
+from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from scheduler.models import Job, Quota
 from tests import jobs_made
 from tests.builders import NOW, host, process, snapshot
@@ -113,7 +113,7 @@ def test_a_cpu_hog_is_found_though_the_controller_changes_each_minute(
         seconds = look * 30.0
         now = replace(busy, cpu_s=0.9 * 64 * seconds)
         monkeypatch.setattr(
-            "scheduler.dispatch.controller.step.cpu_processes",
+            "scheduler.dispatch.steps.controller.cpu_processes",
             lambda now=now: (now,),
         )
         shot = snapshot(1, at=at(seconds), seq=look + 1, probe="nvml", host=host(cpu_pct=92.0))

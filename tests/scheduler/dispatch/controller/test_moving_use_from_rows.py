@@ -11,7 +11,7 @@ from monitor.facts.readings import GpuProcess, GpuSweep, ProcessIdentity
 from monitor.facts.usage import UseSource
 from monitor.incidents.facts import SUSTAINED
 from monitor.models import Incident, PolicyValues
-from scheduler.dispatch.controller.step import Controller, IncidentWatch
+from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from tests.builders import GIB, NOW, gpu
 from tests.monitor.gpus.sampling.test_sampler import QuietMachine, ScriptedProbe, at, sampler
 

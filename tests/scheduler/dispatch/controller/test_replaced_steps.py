@@ -18,7 +18,7 @@ from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Incident
-from scheduler.dispatch.controller.step import (
+from scheduler.dispatch.steps.controller import (
     ConstraintWatch,
     Controller,
     IdleResources,

@@ -75,7 +75,7 @@ def test_a_job_that_has_started_meanwhile_gets_no_prediction(alice: User) -> Non
 
 
 def test_a_prediction_is_asked_for_only_while_jobs_wait(alice: User) -> None:
-    from scheduler.dispatch.controller.step import Predictions
+    from scheduler.dispatch.steps.controller import Predictions
 
     queued: list[str] = []
     part = Predictions(lambda name, _module: queued.append(name))

@@ -18,7 +18,7 @@ from gpucoord_site.service.model_endpoint import LimitedProtocol
 from scheduler.facts.language_models import Instance, ModelNames, Service
 from scheduler.language_models.model_proxy.api import app
 from scheduler.language_models.model_proxy.api.book import Board
-from scheduler.language_models.model_proxy.facts import Caller, Limits
+from scheduler.language_models.model_proxy.policy import Caller, Limits
 from scheduler.language_models.model_proxy.rows import Situation
 from scheduler.language_models.prompts.policy import PromptPolicy
 from tests.pace import LONGEST_S

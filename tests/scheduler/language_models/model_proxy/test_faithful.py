@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 
 from scheduler.language_models.model_proxy.api import exchange
-from scheduler.language_models.model_proxy.facts import Limits
+from scheduler.language_models.model_proxy.policy import Limits
 from tests.scheduler.language_models.model_proxy.endpoint import (
     ADA,
     CHAT,

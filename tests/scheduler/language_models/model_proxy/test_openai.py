@@ -8,8 +8,7 @@ import pytest
 
 from scheduler.facts.language_models import DEFAULT_PRIORITY
 from scheduler.language_models.model_proxy import policy
-from scheduler.language_models.model_proxy.facts import Refused
-from scheduler.language_models.model_proxy.policy import EventReader, TokenCounter
+from scheduler.language_models.model_proxy.policy import EventReader, Refused, TokenCounter
 
 CHAT = "chat/completions"
 

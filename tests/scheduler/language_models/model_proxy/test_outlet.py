@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from scheduler.language_models.model_proxy.api.exchange import Outlet
-from scheduler.language_models.model_proxy.facts import Refused
+from scheduler.language_models.model_proxy.policy import Refused
 
 REFUSED = Refused(502, "The answer broke off: it took too long.")
 

@@ -12,7 +12,7 @@ from scheduler.facts.language_models import DayUse
 from scheduler.language_models.model_proxy import rows
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.worker import PromptWorker
-from scheduler.language_models.model_proxy.facts import Caller
+from scheduler.language_models.model_proxy.policy import Caller
 from scheduler.language_models.model_proxy.senders import Upstream
 from scheduler.language_models.prompts import rows as prompts
 from tests.pace import LONGEST_S

@@ -8,12 +8,13 @@ import pytest
 
 from scheduler.language_models.model_proxy import rows
 from scheduler.language_models.model_proxy.api.book import Book
-from scheduler.language_models.model_proxy.facts import Caller, Refused
 from scheduler.language_models.model_proxy.policy import (
     INTERVAL_S,
     LOOKUPS,
     MOST_ADDRESSES,
     REFUSED_FOR_S,
+    Caller,
+    Refused,
     UnknownTokens,
 )
 

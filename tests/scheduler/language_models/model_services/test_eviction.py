@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.facts.language_models import InstanceFact, InstanceState, Role
 from scheduler.facts.plans import Slot
-from scheduler.language_models.model_services.policy.eviction import (
+from scheduler.language_models.model_services.policy import (
     Candidate,
     EvictionPolicy,
     Queues,

@@ -7,7 +7,7 @@ from typing import Any
 
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.language_models import InstanceFact, InstanceState, ServiceFact
-from scheduler.language_models.model_services.policy.lifecycle import (
+from scheduler.language_models.model_services.policy import (
     Change,
     Command,
     JobView,

@@ -16,7 +16,7 @@ from monitor.facts.hosts import JoiningHost
 from monitor.gpus.hosts import rows as hosts
 from scheduler.language_models.model_proxy.api.book import Board
 from scheduler.language_models.model_proxy.api.exchange import Exchange, Outlet
-from scheduler.language_models.model_proxy.facts import Caller, ModelRequest, Refused
+from scheduler.language_models.model_proxy.policy import Caller, ModelRequest, Refused
 from scheduler.language_models.model_proxy.rows import SituationReader
 from scheduler.language_models.model_proxy.senders import Upstream
 from scheduler.models import ModelInstance, ModelService

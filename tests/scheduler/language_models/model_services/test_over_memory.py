@@ -9,7 +9,7 @@ import pytest
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import OVER_MEMORY
 from monitor.models import Incident
-from scheduler.dispatch.controller.step import IncidentWatch
+from scheduler.dispatch.steps.controller import IncidentWatch
 from tests.builders import GIB
 from tests.scheduler.language_models.model_services.model_box import Box, load
 

@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from scheduler.language_models.model_services import rows
-from scheduler.language_models.model_services.policy.lifecycle import Demand, predict
+from scheduler.language_models.model_services.policy import Demand, predict
 from scheduler.models import ModelHour, ModelInstance, ModelService
 from tests.builders import NOW
 from tests.scheduler.language_models.model_services.model_box import Box, service

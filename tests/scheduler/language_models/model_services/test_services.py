@@ -13,8 +13,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.models import AuditEntry, Host
+from scheduler.facts import model_fields as policy
 from scheduler.language_models.model_services import actions, rows
-from scheduler.language_models.model_services.policy import fields as policy
 from scheduler.models import ModelInstance, ModelService
 from scheduler.runner import accounts
 from tests.builders import NOW

@@ -11,9 +11,8 @@ from monitor.models import Claim, Event
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.language_models import InstanceFact, InstanceState
 from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.language_models.model_services import rows
-from scheduler.language_models.model_services.policy import lifecycle
-from scheduler.language_models.model_services.policy.lifecycle import Release
+from scheduler.language_models.model_services import policy, rows
+from scheduler.language_models.model_services.policy import Release
 from scheduler.models import Job, ModelInstance, ModelService
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.scheduler.language_models.model_services.model_box import Box, load, scripts
@@ -65,7 +64,7 @@ def test_the_level_depends_on_host_memory_and_on_the_last_sleep(
         id=1, service_id=1, state=InstanceState.READY, since=NOW, left_memory=left_memory
     )
 
-    assert lifecycle.level(one, path, needs_bytes=40, host_free_bytes=host_free) == expected
+    assert policy.level(one, path, needs_bytes=40, host_free_bytes=host_free) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_the_level_depends_on_host_memory_and_on_the_last_sleep(
 def test_a_sleeping_instance_may_hold_2_gib_or_a_tenth_of_its_peak(
     peak: int | None, expected: int
 ) -> None:
-    assert lifecycle.most_left(peak) == expected
+    assert policy.most_left(peak) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_memory_is_given_back_within_15_s(
 ) -> None:
     from datetime import timedelta
 
-    assert lifecycle.judge(held, 2 * GIB, NOW, NOW + timedelta(seconds=late_s)) is expected
+    assert policy.judge(held, 2 * GIB, NOW, NOW + timedelta(seconds=late_s)) is expected
 
 
 def test_an_idle_instance_sleeps_and_claims_only_what_it_still_holds() -> None:
@@ -169,7 +168,7 @@ def test_a_sleeping_instance_that_the_driver_does_not_list_holds_what_may_be_its
 def test_memory_without_a_listed_process_is_what_others_do_not_use(
     own: list[int | None], used: int | None, others: int, expected: int | None
 ) -> None:
-    assert lifecycle.held(own, used_bytes=used, others_bytes=others) == expected
+    assert policy.held(own, used_bytes=used, others_bytes=others) == expected
 
 
 def test_it_wakes_into_its_place_for_a_request() -> None:

@@ -12,7 +12,7 @@ from monitor.facts.readings import ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Incident
-from scheduler.dispatch.controller.step import Controller, IncidentWatch
+from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from monitor.facts.gpu_states import GpuState
 from monitor.journal.rows import events
 from monitor.models import Incident
-from scheduler.dispatch.controller.step import IdleResources
+from scheduler.dispatch.steps.controller import IdleResources
 from scheduler.models import Job
 from scheduler.queue.planner.idle_gpus import IdlePolicy, WaitingJob, beside, long_idle
 from tests import jobs_made

@@ -17,8 +17,8 @@ from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows as runs
+from scheduler.disk import steps
 from scheduler.disk.policy import CleaningPolicy, DiskLevel, DiskPolicy
-from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun, WatchedDisk
 
 SHOWN = 10
@@ -49,7 +49,7 @@ class DiskRow:
 
 
 def _row(disk: WatchedDisk, now: datetime) -> DiskRow:
-    is_old = now - disk.at > folders.STALE_AFTER
+    is_old = now - disk.at > steps.STALE_AFTER
     level = DiskLevel.UNKNOWN if is_old or disk.problem else DiskLevel(disk.level)
     return DiskRow(disk, SHAPES[level], WORDS[level], is_old)
 
@@ -63,7 +63,7 @@ def _verdict(lines: list[DiskRow]) -> DiskRow | None:
 @require_safe
 def disks(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
-    lines = [_row(disk, now) for disk in folders.watched()]
+    lines = [_row(disk, now) for disk in steps.watched_disks()]
     kinds = ("DISK_SPACE_LOW", "DISK_SPACE_OK")
     changes = [event for kind in kinds for event in events.recent(SHOWN, kind=kind)]
     context = {
@@ -88,10 +88,10 @@ def clean(request: HttpRequest) -> HttpResponse:
     queue = tasks.queue if host == here else None
     by, now = request.user.get_username(), timezone.now()
     try:
-        run = watch.clean(
+        run = steps.clean(
             host, request.POST.get("path", ""), dry_run=dry_run, by=by, now=now, queue=queue
         )
-    except watch.UnknownFolder as error:
+    except steps.UnknownFolder as error:
         messages.error(request, str(error))
         return redirect("disks")
     except runs.Busy as error:

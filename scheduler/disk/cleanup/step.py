@@ -13,7 +13,8 @@ from django.db import transaction
 
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import policy as rules
-from scheduler.disk import rows
+from scheduler.disk import probes, rows
+from scheduler.disk.cleanup import probes as file_probe
 from scheduler.disk.policy import (
     Candidate,
     CleaningPolicy,
@@ -25,9 +26,7 @@ from scheduler.disk.policy import (
     FileEntry,
     WatchedFolder,
 )
-from scheduler.disk.probes import files as file_probe
-from scheduler.disk.probes import space
-from scheduler.disk.steps.watch import watched_folders
+from scheduler.disk.steps import watched_folders
 from scheduler.models import CleaningRun
 from scheduler.runner import accounts
 from scheduler.runner import files as copying
@@ -47,7 +46,7 @@ class Cleaner:
     data: Path
     checkpoints: Path | None = None
     copy: Copy = copying.copy
-    read: Callable[[str], DiskSpace] = space.read
+    read: Callable[[str], DiskSpace] = probes.read
     seconds: float = 45.0
     clock: Callable[[], float] = time.monotonic
     _failed: int = field(default=0, init=False)
@@ -101,7 +100,7 @@ class Cleaner:
         for folder in folders:
             try:
                 reading = self.read(folder.path)
-            except space.Unreadable as error:
+            except probes.Unreadable as error:
                 rows.add_problem(run, f"{folder.path}: {error}")
                 continue
             readings.setdefault(reading.device, (folder, reading))
@@ -137,7 +136,7 @@ class Cleaner:
         files: dict[CleanRoot, list[FileEntry]] = {}
         own = self._own_folders()
         for root in self.roots(policy):
-            if space.device_of(root.path) != reading.device:
+            if probes.device_of(root.path) != reading.device:
                 continue
             try:
                 entries = file_probe.walk(root.path, until)
@@ -163,7 +162,7 @@ class Cleaner:
             return "Checkpoints and data stay: no sync target is set."
         if not Path(target).is_dir():
             return f"Checkpoints and data stay: the sync target {target} is not there."
-        if space.device_of(target) == reading.device:
+        if probes.device_of(target) == reading.device:
             return f"Checkpoints and data stay: {target} is on the same file system."
         return None
 

@@ -10,8 +10,8 @@ from monitor import tasks
 from monitor.incidents.alerts.steps.writer import AlertWriter
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows import extensions
-from scheduler.disk.steps.watch import DiskWatch
-from scheduler.dispatch.controller.step import (
+from scheduler.disk.steps import DiskWatch
+from scheduler.dispatch.steps.controller import (
     ConstraintWatch,
     Controller,
     FileRetention,
@@ -23,9 +23,8 @@ from scheduler.dispatch.controller.step import (
 )
 from scheduler.dispatch.steps.enforcement import Enforcement
 from scheduler.dispatch.steps.yields import HotGpus, LostGpus
-from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_closures import LockClaims, LockFiles
-from scheduler.execution.steps.hosts import HostWatch
+from scheduler.execution.steps.hosts import BackgroundNiceness, HostWatch
 from scheduler.fair_share import rows as fair_share
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.limits.quotas.step import Charging

@@ -13,11 +13,11 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from monitor import tasks
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of
+from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import rows as runs
+from scheduler.disk import steps
 from scheduler.disk.policy import DiskLevel, DiskPolicy
-from scheduler.disk.steps import folders, watch
 from scheduler.models import CleaningRun
 
 router = Router()
@@ -49,7 +49,7 @@ def list_disks(request: HttpRequest) -> dict[str, Any]:
     policy = thresholds.current(DiskPolicy)
     lines = [
         body_of(DiskLine, row, since=row.since_at, problem=row.problem or None)
-        for row in folders.watched()
+        for row in steps.watched_disks()
     ]
     return body_of(Disks, policy, disks=lines)
 
@@ -93,12 +93,12 @@ def clean(request: HttpRequest, body: CleanBody) -> Status[dict[str, Any]]:
     """Operators only. The answer is the run; GET /api/disks/clean/ID/ follows it."""
     here, host = settings.CONFIG.node, body.host or settings.CONFIG.node
     now, by = timezone.now(), _operator(request)
-    if host != here and not folders.watched(host):
+    if host != here and not steps.watched_disks(host):
         raise HttpError(404, f"There is no host {host}.")
     queue = tasks.queue if host == here else None
     try:
-        run = watch.clean(host, body.path, dry_run=body.dry_run, by=by, now=now, queue=queue)
-    except watch.UnknownFolder as error:
+        run = steps.clean(host, body.path, dry_run=body.dry_run, by=by, now=now, queue=queue)
+    except steps.UnknownFolder as error:
         raise InvalidInput([("path", str(error))]) from None
     except runs.Busy as error:
         raise HttpError(409, str(error)) from None
@@ -113,7 +113,7 @@ def show(request: HttpRequest, run_id: int) -> dict[str, Any]:
 
 
 def _operator(request: HttpRequest) -> str:
-    user = request.auth  # type: ignore[attr-defined]
+    user = caller(request)
     if not user.is_staff:
         raise HttpError(403, "Only operators may clean up.")
     return str(user.get_username())
