@@ -243,8 +243,8 @@ def _load() -> None:
 def fill_gaps() -> None:
     """Fill the gaps that the imports have left between blocks of memory, for good.
 
-    Each child would put its own small blocks into them, all over the heap, and so copy 4 MB of
-    pages that it shares with the others.
+    Each child would put its own small blocks into them, all over the heap, and so copy pages that
+    it shares with the others: 10 to 30 MB of all processes together.
     """
     malloc = ctypes.CDLL(None).malloc
     malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
