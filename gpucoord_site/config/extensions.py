@@ -49,7 +49,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "scheduler.submission.scripts.pages",
     ),
     "terminals": ("scheduler.terminals.consumers", "scheduler.terminals.step"),
-    "cleanup": ("scheduler.disk.cleanup",),
+    "cleanup": ("scheduler.disk.api", "scheduler.disk.cleanup"),
     "slurm": (
         f"{_DISPATCH}.engine_answers",
         f"{_DISPATCH}.engine_leaders",

@@ -241,7 +241,7 @@ def _api() -> DocumentedApi:
     add_extension(api, "/tasks/", "scheduler.submission.task_records.api:router", "Tasks")
     api.add_router("/", mode_router, tags=["Mode"])
     add_extension(api, "/models/", f"{MODELS}.api:router", "Models")
-    add_extension(api, "/disks/", "scheduler.disk.cleanup.api:router", "Disks")
+    add_extension(api, "/disks/", "scheduler.disk.api:router", "Disks")
     add_extension(api, "/batches/", f"{SUBMISSION}.batches.api:router", "Batches")
     add_extension(api, "/scripts/", f"{SUBMISSION}.scripts.api:router", "Scripts")
     add_extension(api, "/idle-templates/", f"{SUBMISSION}.idle_work.api:router", "Idle work")
