@@ -351,9 +351,12 @@ def _request_to(
     memory = size(sum(holder.memory_bytes or 0 for holder in holders))
     where = f"{'GPU' if len(on) == 1 else 'GPUs'} {', '.join(str(gpu.index) for gpu, _ in on)}"
     pids = ", ".join(dict.fromkeys(str(holder.pid) for holder in holders if holder.pid))
+    request = f"Ask {user} to free {memory} on"
+    if user == job.owner:
+        request = f"Free {memory} that {user}'s own processes hold on"
     return Change(
         fields={"ask": user, **fields},
-        words=f"Ask {user} to free {memory} on {where} (PID {pids})",
+        words=f"{request} {where} (PID {pids})",
         job=job,
         leaves=([gpu.gpu_uuid for gpu, _ in on], user),
     )

@@ -78,6 +78,14 @@ def test_a_user_whose_processes_fill_several_gpus_is_asked_for_all_that_the_job_
     assert asked[0].expected_start == NOW
 
 
+def test_an_owner_is_not_advised_to_ask_themselves() -> None:
+    gpus = [slot(n, **(HELD_GPU if n == 4 else {})) for n in range(8)]
+
+    answers = advice(pinned(4, owner="dana"), world(gpus))
+
+    assert answers[1].words == "Free 71 GiB that dana's own processes hold on GPU 4 (PID 4711)"
+
+
 def test_nothing_is_advised_where_nothing_helps() -> None:
     other = ran(9, 0, 2)
 
