@@ -61,11 +61,13 @@ def rows_of_extensions(owner: User) -> int:
 
     Returns the number of that job.
     """
+    from django.contrib.auth.models import User
     from django.utils import timezone
 
     from monitor.facts.gpu_states import GpuState
     from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import Claim
+    from scheduler.facts.language_models import OWNER
     from scheduler.models import Batch, BatchItem, Job, ModelService
     from tests.builders import gpu, gpu_uuid, snapshot
 
@@ -76,11 +78,12 @@ def rows_of_extensions(owner: User) -> int:
         Job.objects.create(owner=owner, name=name, argv=["true"], submitted_at=now)
         for name in ("qwen", "an item")
     )
+    User.objects.get_or_create(username=OWNER)
     Claim.objects.create(
         host=seen.host.name,
         gpu_uuid=gpu_uuid(0),
         job_ref=str(model.pk),
-        owner="gpucoord-models",
+        owner=OWNER,
         kind="llm",
         phase="ready",
         task="qwen2.5:7b",
