@@ -64,6 +64,14 @@ def test_a_database_with_a_part_of_them_is_refused_as_too_old() -> None:
     assert [finding.text for finding in checks._migrations()] == ["too old for this gpucoord"]
 
 
+def test_only_first_migrations_replace_others() -> None:
+    """A database that has a part of what one replaces is refused, and builds were used between."""
+    disk = MigrationLoader(connection).disk_migrations
+
+    folded = [key for key, made in disk.items() if key[0] in APPS and made.replaces]
+    assert {name for _, name in folded} == {"0001_initial"}
+
+
 def test_migrate_alone_takes_such_a_database_too() -> None:
     record(replaced() + later())
 
