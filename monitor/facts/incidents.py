@@ -19,7 +19,10 @@ INCIDENT_ANSWERS = (
     _listed("since", datetime, source="since_at", label="since"),
     AnswerField("user", str | None, "null = the owner is not known.", label="user"),
     AnswerField(
-        "headline", str, "In one line: the text of the part that delays others most.", label="text"
+        "headline",
+        str,
+        "In one line: the text of the part that delays others most, and its further GPUs.",
+        label="text",
     ),
     _listed("text", str),
     _listed("rule", str),
@@ -91,6 +94,9 @@ def harm(waited_s: float) -> int:
 class Part(Protocol):
     """One rule of an incident on one GPU; see the row."""
 
+    rule: Any
+    gpu_id: Any
+    text: Any
     severity: Any
     waited_jobs: Any
     waited_s: Any
@@ -106,6 +112,14 @@ def worst_part(parts: Sequence[P]) -> P:
     Equal parts, and parts that are all closed: the lead.
     """
     return max((part for part in parts if part.closed_at is None), key=_harm, default=parts[0])
+
+
+def headline(parts: Sequence[Part]) -> str:
+    """An incident in one line: the text of its worst part, and on how many further GPUs it is."""
+    worst = worst_part(parts)
+    alike = {p.gpu_id for p in parts if p.rule == worst.rule and p.closed_at == worst.closed_at}
+    more = len(alike - {worst.gpu_id, None})
+    return f"{worst.text}; also on {more} other GPU{'s'[: more - 1]}" if more else str(worst.text)
 
 
 def _harm(part: Part) -> tuple[int, bool, int]:

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.conf import settings
 from django.db import models
 
-from monitor.facts.incidents import worst_part
+from monitor.facts.incidents import headline
 from monitor.models.journal import Event
 
 
@@ -112,8 +112,8 @@ class Incident(models.Model):
 
     @property
     def headline(self) -> str:
-        """Its one line on each page and in lists: the text of its worst part."""
-        return worst_part(self.parts).text
+        """Its one line on each page and in lists."""
+        return headline(self.parts)
 
     @property
     def rules(self) -> list[str]:

@@ -132,7 +132,7 @@ def test_the_part_that_delays_others_is_described_first(alice: User, as_user: As
     assert "no job waits" not in page
     assert "GPU hog on GPU 0" in page
     assert [(row.pk, text) for row, text, _ in shown] == [
-        (lead.pk, "GPU hog: on GPU 1; 1 job waited 41 min")
+        (lead.pk, "GPU hog: on GPU 1; 1 job waited 41 min; also on 1 other GPU")
     ]
 
 

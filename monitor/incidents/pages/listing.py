@@ -12,7 +12,7 @@ from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 
 from monitor.api import ListFilters
 from monitor.facts.formats import first_few
-from monitor.facts.incidents import worst_part
+from monitor.facts.incidents import headline, worst_part
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.facts import (
@@ -219,9 +219,7 @@ def _load(now: datetime) -> Context:
         if row.lead_id in parts:
             parts[row.lead_id].append(row)
     return {
-        "lines": [
-            (lead, worst_part(parts[lead.pk]).text, is_quiet(lead, now)) for lead in shown[:SHOWN]
-        ],
+        "lines": [(lead, headline(parts[lead.pk]), is_quiet(lead, now)) for lead in shown[:SHOWN]],
         "count": open_incidents.count(rows),
         "most": SHOWN,
         "badges": of(rows),

@@ -61,3 +61,24 @@ def test_the_hog_share_of_a_host_without_readings_is_unknown() -> None:
     assert open_incidents.hog_share("gpubox", 24, NOW) is None
     snapshots.record(snapshot(1))
     assert open_incidents.hog_share("gpubox", 24, NOW) == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "more"),
+    [
+        ([], ""),
+        ([{"on": 1}], "; also on 1 other GPU"),
+        ([{"on": 1}, {"on": 2}], "; also on 2 other GPUs"),
+        ([{"on": 1, "closed_at": NOW}, {"on": 2, "rule": IDLE_HELD}], ""),
+    ],
+    ids=["alone", "one more", "two more", "ended, or of another rule"],
+)
+def test_the_line_of_an_incident_says_on_how_many_further_gpus_it_is(
+    others: list[dict[str, Any]], more: str
+) -> None:
+    snapshots.record(snapshot(3))
+    lead = incident(0, severity="error")
+    for number, other in enumerate(others):
+        incident(**({"key": str(number), "lead": lead} | other))
+
+    assert Incident.objects.get(pk=lead.pk).headline == f"Detected GPU hog{more}"
