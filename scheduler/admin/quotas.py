@@ -229,7 +229,7 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     search_fields = ("user__username", "group__name", "reason", "answer")
     date_hierarchy = "asked_at"
     ordering = ("-asked_at",)
-    rows = ("approve", "decline")
+    actions = ("approve", "decline")
 
     def get_readonly_fields(self, request: HttpRequest, obj: TimeWindow | None = None) -> Any:
         decided = ("state", "decided_by", "decided_at")
