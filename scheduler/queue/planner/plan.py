@@ -330,7 +330,7 @@ class Pass:
         # The overdue job of each priority.
         self.ahead: dict[int, QueuedJob] = {}
         self._pool = GpuPool(self.state)
-        self._running = {job.id: job for job in slots.running}
+        self._may_leave = {job.id: job for job in slots.running if job.preemptible}
         self.groups = RequestGroups()
         self._waiting = [job for job in jobs if job.waits]
         # Jobs that pass all gates but find no GPUs, in order.
@@ -468,9 +468,9 @@ class Pass:
         request = group.request
         if request.requirement.gpus and self.state.slots.blocker is None:
             owner, priority, requirement = request[:3]
-            of_gpus = tuple(
-                self._with_leave(blocker, priority) for blocker in self._pool.explain(group, job_id)
-            )
+            of_gpus = self._pool.explain(group, job_id)
+            if self._may_leave:
+                of_gpus = tuple(self._with_leave(blocker, priority) for blocker in of_gpus)
             above = self.shares.above(owner, priority, requirement, self.state.wanted)
             # The order of users matters only for GPUs that jobs of the queue hold.
             if above is not None and placement.is_contended(of_gpus):
@@ -483,7 +483,7 @@ class Pass:
         if blocker.code is not BlockerCode.GPU_TAKEN or not blocker.jobs:
             return blocker
         state = self.state
-        at = preemption.leave_from(blocker.jobs, self._running, priority, state.rules.preemption)
+        at = preemption.leave_from(blocker.jobs, self._may_leave, priority, state.rules.preemption)
         if at is None or at <= state.now:
             return blocker
         return replace(blocker, details=(*blocker.details, ("leave_from", at.isoformat())))

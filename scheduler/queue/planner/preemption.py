@@ -200,18 +200,17 @@ def _may_go(candidate: RunningJob, job: QueuedJob, policy: PreemptionPolicy, now
 
 def leave_from(
     job_ids: Iterable[int],
-    running: Mapping[int, RunningJob],
+    preemptible: Mapping[int, RunningJob],
     priority: int,
     policy: PreemptionPolicy,
 ) -> datetime | None:
     """When all of these jobs may be asked to leave for a job of this priority. None: never."""
-    holders = [running.get(id_) for id_ in job_ids]
+    holders = [preemptible.get(id_) for id_ in job_ids]
     shortest = timedelta(minutes=policy.min_run_minutes)
     moments = [
         holder.started_at + shortest
         for holder in holders
         if holder is not None
-        and holder.preemptible
         and not holder.yields
         and _RANK[CLASSES[holder.priority]] < _RANK[CLASSES[priority]]
     ]
