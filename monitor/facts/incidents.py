@@ -21,7 +21,7 @@ INCIDENT_ANSWERS = (
     AnswerField(
         "headline",
         str,
-        "In one line: the text of the part that delays others most, and its further GPUs.",
+        "In one line: the text of the part that delays others most, and the number of other GPUs.",
         label="text",
     ),
     _listed("text", str),

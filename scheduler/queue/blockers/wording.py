@@ -360,7 +360,8 @@ def _gpu_taken(blocker: Blocker) -> str:
 def _gpu_memory(blocker: Blocker) -> str:
     free, holds = blocker.detail("free"), _holds(blocker)
     if blocker.detail("growth"):
-        holds += f", and {blocker.detail('growth')} are kept free for growth"
+        kept = blocker.detail("growth")
+        holds += f", and {kept} are kept free in case processes outside the queue grow"
     asks = "this job asks for" if blocker.detail("declared") else "a job needs at least"
     return f"{_gpu(blocker)} has {free} free, {asks} {blocker.requested}{holds}."
 
@@ -560,9 +561,9 @@ def _taken(blocker: Blocker) -> str:
     several = len(blocker.jobs) > 1
     ends = "those jobs end" if several else "that job ends"
     if blocker.detail("leave_from"):
-        they = "they" if several else "it"
+        those = "those jobs" if several else "that job"
         at = _moment(blocker.detail("leave_from"), blocker)
-        return f"It starts when {ends}, or when {they} may be asked to leave: from {at} on."
+        return f"It starts when {ends}; from {at} on, {those} may be asked to leave."
     return f"It starts when {ends}."
 
 

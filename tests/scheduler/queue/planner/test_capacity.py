@@ -183,7 +183,7 @@ def test_a_job_that_lacks_memory_is_told_what_is_kept_for_the_growth_of_a_proces
     assert slot.growth_bytes == 23 * GIB
     assert text(blocker) == (
         "GPU 0 has 47 GiB of 80 GiB free, this job asks for 60 GiB; alice/python (PID 4200001)"
-        " holds 10 GiB, and 23 GiB are kept free for growth."
+        " holds 10 GiB, and 23 GiB are kept free in case processes outside the queue grow."
     )
 
 
