@@ -42,6 +42,7 @@ from monitor.facts.input_rules import (
     is_storable,
     parse_time,
 )
+from monitor.owners.identity.policy import Viewer
 
 BLANK_SENTENCE = "This is blank. Leave the field out, or write null for its default."
 # A text that is not blank, in JSON Schema.
@@ -54,6 +55,11 @@ def caller(request: HttpRequest) -> User:
     """The user of a request to REST."""
     person: User = request.auth  # type: ignore[attr-defined]
     return person
+
+
+def viewer_of(request: HttpRequest) -> Viewer:
+    """The user of this request, as the privacy rules need it."""
+    return Viewer(request.user.get_username(), operator=bool(getattr(request.user, "is_staff", 0)))
 
 
 class InvalidInput(Exception):

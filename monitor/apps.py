@@ -11,7 +11,7 @@ class MonitorConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor.catalogue import POLICIES, PROFILES, TOPICS
-        from monitor.incidents.pages.listing import ALERTS, REGION
+        from monitor.incidents.pages import ALERTS, REGION
         from monitor.pages.live.frames import register
         from monitor.thresholds import rows as thresholds
 

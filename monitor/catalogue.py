@@ -12,8 +12,8 @@ from monitor.gpus.policy.presence import PresencePolicy
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.policy.constraints import ConstraintPolicy
 from monitor.incidents.policy.enforcement import EnforcementPolicy
+from monitor.incidents.policy.findings import BookingPolicy, GpuTimePolicy, MemoryPolicy
 from monitor.incidents.policy.patterns import PatternPolicy
-from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
 from monitor.usage.policy.ranges import RetentionPolicy
 
 POLICIES: dict[str, type[Any]] = {

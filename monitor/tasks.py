@@ -13,9 +13,9 @@ from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
+from monitor.incidents import step as pattern_rows
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.senders import send_all
-from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.rows import patterns as pattern_rows
 from monitor.runtime.rows import periodic_tasks
 from monitor.thresholds import rows as thresholds
 from monitor.usage.policy.ranges import MESSAGES_KEPT, STATE_CHANGES_KEPT, RetentionPolicy
@@ -64,7 +64,7 @@ def roll_up() -> dict[str, int]:
 @one_at_a_time
 def find_patterns() -> int:
     """Detect recurring use at the same time of day."""
-    count = pattern_rows.replace_all(ZoneInfo(settings.TIME_ZONE), timezone.now())
+    count = pattern_rows.replace_patterns(ZoneInfo(settings.TIME_ZONE), timezone.now())
     periodic_tasks.done("find_patterns", f"{count} found", timezone.now())
     return count
 
@@ -88,9 +88,9 @@ def prune() -> dict[str, int]:
 
 def send_alerts() -> int:
     """Send due alerts for at most a second, because other tasks need the worker too."""
-    send = partial(send_all, reach=outbox.network_limits())
+    send = partial(send_all, reach=steps.network_limits())
     until, tried = monotonic() + 1, 0
-    while attempted := outbox.send_due(send, timezone.now()):
+    while attempted := steps.send_due(send, timezone.now()):
         tried += attempted
         if monotonic() > until:
             break

@@ -6,7 +6,7 @@ from django.urls import path
 
 from monitor.gpus import pages as gpu_pages
 from monitor.gpus.hosts import pages as host_pages
-from monitor.incidents.pages import views as incident_views
+from monitor.incidents import pages as incident_views
 from monitor.journal import pages as journal_views
 from monitor.pages.live import pages as live_pages
 from monitor.runtime import pages as health

@@ -10,7 +10,7 @@ class ReportsConfig(AppConfig):
     verbose_name = "Reports"
 
     def ready(self) -> None:
-        from monitor.incidents.alerts.steps import outbox
+        from monitor.incidents.alerts import steps
         from monitor.runtime.rows import extensions, periodic_tasks
         from monitor.thresholds import rows as thresholds
         from reports.catalogue import POLICIES, PROFILES, TOPICS
@@ -20,4 +20,4 @@ class ReportsConfig(AppConfig):
         if extensions.is_on("schedules"):
             from reports.schedule import actions, step
 
-            outbox.register_attachments(step.ATTACHED, actions.enclosure)
+            steps.register_attachments(step.ATTACHED, actions.enclosure)

@@ -16,7 +16,7 @@ from django.utils.deprecation import MiddlewareMixin
 
 from gpucoord_site import welcome
 from gpucoord_site.documentation.library import chapter_of
-from monitor.incidents.pages.listing import alert_count
+from monitor.incidents.pages import alert_count
 from scheduler.limits.throttle.pages import badge
 
 COOKIE = "timezone"

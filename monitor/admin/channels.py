@@ -21,11 +21,11 @@ from django.views.decorators.http import require_POST
 
 from monitor import tasks
 from monitor.admin.base import ReadOnly
+from monitor.facts.incidents import TITLES
+from monitor.incidents.alerts import steps
+from monitor.incidents.alerts import steps as alert_writer
 from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import problem_of, service_of
-from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.alerts.steps import writer as alert_writer
-from monitor.incidents.facts import TITLES
 from monitor.journal import pages as journal_listing
 from monitor.journal.facts import EVENTS, label
 from monitor.journal.rows import audit
@@ -111,7 +111,7 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         address: str = self.cleaned_data["address"]
         if address and service_of(address) is None:
             raise forms.ValidationError(NO_SERVICE)
-        if address and (problem := problem_of(address, outbox.network_limits())):
+        if address and (problem := problem_of(address, steps.network_limits())):
             raise forms.ValidationError(problem)
         return address
 
@@ -208,9 +208,9 @@ class ChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return HttpResponse(status=403)
         now, user = timezone.now(), request.user
         with transaction.atomic():
-            outbox.write_test(channel, user.get_username(), getattr(user, "email", ""), now)
+            steps.write_test(channel, user.get_username(), getattr(user, "email", ""), now)
             _note(request, "CHANNEL_TESTED", channel, f"A test was sent to {channel.name}")
-            tasks.queue(outbox.TASK)
+            tasks.queue(steps.TASK)
         messages.info(request, "The test message is queued. Reload this page to see the result.")
         return redirect(reverse("admin:monitor_channel_change", args=[pk]))
 

@@ -9,10 +9,9 @@ from django.shortcuts import get_object_or_404, redirect
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from monitor.api import posted_text
+from monitor.api import posted_text, viewer_of
 from monitor.gpus import rows as gpu_actions
 from monitor.models import Gpu
-from monitor.pages.live.pages import viewer_of
 
 
 @require_POST

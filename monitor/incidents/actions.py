@@ -9,11 +9,11 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from monitor.facts.formats import in_utc
-from monitor.incidents.alerts.steps import owner_warnings
-from monitor.incidents.alerts.steps.owner_warnings import MailToOwner
+from monitor.incidents.alerts import steps
+from monitor.incidents.alerts.steps import MailToOwner
 from monitor.incidents.policy.enforcement import AccusedProcess, Step, never
 from monitor.incidents.policy.findings import ExemptionRule
-from monitor.incidents.rows.incidents import open_rows
+from monitor.incidents.rows import open_rows
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption, Incident, Response
 from monitor.owners.identity.policy import Viewer
@@ -76,7 +76,7 @@ def snooze(incident: Incident, hours: float, by: str, now: datetime) -> None:
 @transaction.atomic
 def write_to_owner(incident: Incident, to: MailToOwner, text: str, by: str, now: datetime) -> None:
     """Mail the text to the user of the incident. The text is part of the audit trail."""
-    owner_warnings.write_by_hand(incident, to, text, by, now)
+    steps.write_by_hand(incident, to, text, by, now)
     _audit(incident, "INCIDENT_OWNER_MAILED", f"{by} wrote to {to.person}: {text}", by, now)
 
 

@@ -15,9 +15,9 @@ from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_mo
 from monitor.facts.answers import values_of
 from monitor.facts.incidents import FACET_ANSWERS, INCIDENT_ANSWERS
 from monitor.incidents import actions
-from monitor.incidents.alerts.steps import owner_warnings
-from monitor.incidents.pages import listing as incident_listing
-from monitor.incidents.pages.listing import IncidentFilters
+from monitor.incidents import pages as incident_pages
+from monitor.incidents.alerts import steps
+from monitor.incidents.pages import IncidentFilters
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
 
@@ -84,7 +84,7 @@ def list_incidents(
 ) -> dict[str, Any]:
     """Open incidents, the most severe first; other incidents, the newest first."""
     query = {"state": state, "rule": rule, "person": person, "gpu": gpu}
-    matching = incident_listing.matching(IncidentFilters.from_query(query), timezone.now())
+    matching = incident_pages.matching(IncidentFilters.from_query(query), timezone.now())
     viewer = _viewer(request)
     return {"incidents": [_body(incident, viewer) for incident in matching[:limit]]}
 
@@ -167,7 +167,7 @@ def exempt(request: HttpRequest, pk: int, body: ExemptionBody) -> dict[str, Any]
 def message(request: HttpRequest, pk: int, body: MessageBody) -> dict[str, Any]:
     """Operators only. The text is part of the audit trail."""
     row, viewer = _operated(request, pk)
-    to = owner_warnings.mail_to_owner(row)
+    to = steps.mail_to_owner(row)
     if to.problem:
         raise HttpError(409, f"{to.problem}. Nothing was sent.")
     actions.write_to_owner(row, to, body.text, viewer.username, timezone.now())

@@ -1,4 +1,4 @@
-"""Step: apply the incident rules to the use of the last two hours.
+"""Steps: apply the incident rules to the use of the last two hours, and find recurring use.
 
 The buffers in memory are rebuilt from rows by each new process.
 """
@@ -6,29 +6,51 @@ The buffers in memory are rebuilt from rows by each new process.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from django.db import transaction
+from django.db.models import Sum
 
 from monitor.facts.claims import ClaimFact, Demand
+from monitor.facts.incidents import CPU_HOG
 from monitor.facts.readings import Snapshot
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import CPU_HOG
-from monitor.incidents.policy import rule_input
-from monitor.incidents.policy.findings import Finding, exemptions_of_policy
-from monitor.incidents.policy.lifecycle import Verdict, judge
-from monitor.incidents.policy.rule_input import Booking, EmptyBookingTracker
-from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
-from monitor.incidents.policy.turns import several_gpus
-from monitor.incidents.policy.usage_buffers import (
-    UsageBuffers,
-    UsageMinute,
-    minutes_of_movers,
+from monitor.incidents import rows as incident_rows
+from monitor.incidents.policy.findings import (
+    Booking,
+    BookingPolicy,
+    EmptyBookingTracker,
+    Finding,
+    GpuTimePolicy,
+    MemoryPolicy,
+    bookings,
+    build,
+    exemptions_of_policy,
+    group_processes,
+    presences,
+    readable_gpus,
 )
-from monitor.incidents.rows import incidents as incident_rows
+from monitor.incidents.policy.lifecycle import Verdict, judge
+from monitor.incidents.policy.patterns import (
+    LOOK_BACK,
+    PatternPolicy,
+    Place,
+    UsagePattern,
+    WatchedTime,
+    in_order,
+    of_user,
+    sentence,
+)
+from monitor.incidents.policy.usage_buffers import UsageBuffers, UsageMinute, minutes_of_movers
+from monitor.incidents.policy.usage_series import several_gpus
 from monitor.incidents.rules import cpu as cpu_rules
 from monitor.incidents.rules import evaluate as evaluate_rules
 from monitor.incidents.rules.cpu import CpuWindows
 from monitor.incidents.rules.evaluate import IncidentPolicies, Rule, RunRule
+from monitor.incidents.wording import gpu_names
+from monitor.models import Gpu, HostHour, Pattern, ProcessHour
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 
@@ -69,27 +91,23 @@ class IncidentStep:
         if snapshot is None or (snapshot.problem and not snapshot.gpus):
             return None
         policies = self._policies(now)
-        claims = rule_input.bookings(snapshots.open_claims(self._host))
+        claims = bookings(snapshots.open_claims(self._host))
         if self._seq is None:
             self._recall(claims, policies, now)
-        groups = rule_input.group_processes(
-            snapshot.processes, claims, policies.hogs, policies.exempt
-        )
+        groups = group_processes(snapshot.processes, claims, policies.hogs, policies.exempt)
         if snapshot.seq != self._seq:
             account = incident_rows.recent_usage(self._host, now)
-            gone = rule_input.group_processes(account.gone, claims, policies.hogs, policies.exempt)
+            gone = group_processes(account.gone, claims, policies.hogs, policies.exempt)
             self._windows.feed(
                 snapshot.at.timestamp(),
-                rule_input.presences(groups),
+                presences(groups),
                 account.totals,
-                rule_input.readable_gpus(snapshot),
-                rule_input.presences(gone),
+                readable_gpus(snapshot),
+                presences(gone),
             )
             self._empty_bookings.look(snapshot, claims)
         self._seq = snapshot.seq
-        inputs = rule_input.build(
-            snapshot, groups, self._windows, self._empty_bookings, demand, shares
-        )
+        inputs = build(snapshot, groups, self._windows, self._empty_bookings, demand, shares)
         stored = incident_rows.stored(self._host, self._isolation.converter(now))
         going_on = {incident.name for incident in stored}
         run = self._runner(now)
@@ -171,3 +189,88 @@ class IncidentStep:
 
 def _listed(action: Rule) -> list[Finding]:
     return list(action())
+
+
+# Recurring patterns of use outside of jobs, found every hour from the hourly history.
+
+
+HOUR_S = 3600
+# An hour with less watched time is left out.
+WATCHED_S = HOUR_S * 0.75
+
+
+def replace_patterns(zone: ZoneInfo, now: datetime) -> int:
+    """Find the patterns of all hosts again and replace the stored ones; returns their number."""
+    policy = thresholds.current(PatternPolicy)
+    hosts = list(Gpu.objects.order_by().values_list("host", flat=True).distinct())
+    Pattern.objects.exclude(host__in=hosts).delete()
+    isolation = ItemIsolation("", "patterns", longest_retry=timedelta(0))
+    counts = isolation.each(
+        hosts,
+        lambda host: f"patterns of {host}",
+        lambda host: _replace_of_host(host, zone, now, policy, isolation),
+        now,
+    )
+    return sum(count for _, count in counts)
+
+
+def _replace_of_host(
+    host: str, zone: ZoneInfo, now: datetime, policy: PatternPolicy, isolation: ItemIsolation
+) -> int:
+    """Replace the patterns of one host. A user who fails has none; the others are stored."""
+    new_patterns: list[UsagePattern] = []
+    if policy.enabled:
+        used, watched = _history(host, now)
+        time = WatchedTime.of(watched, zone, now)
+        by_user = isolation.convert(
+            list(used),
+            lambda user: f"use by {user}",
+            lambda user: of_user(user, used[user], time),
+            now,
+        )
+        new_patterns = in_order(pattern for _, patterns in by_user for pattern in patterns)
+    rows = isolation.convert(
+        new_patterns,
+        lambda pattern: f"pattern of {pattern.user} on {pattern.gpu_uuids[0]}",
+        lambda pattern: _pattern_row(pattern, host, zone, now),
+        now,
+    )
+    with transaction.atomic():
+        Pattern.objects.filter(host=host).delete()
+        Pattern.objects.bulk_create(row for _, row in rows)
+    return len(rows)
+
+
+def _history(host: str, now: datetime) -> tuple[dict[str, dict[int, dict[Place, float]]], set[int]]:
+    """Use in percent by user, full hour and place, and the hours that were watched."""
+    begin = int((now - LOOK_BACK).timestamp())
+    end = int(now.timestamp()) // HOUR_S * HOUR_S
+    watched = HostHour.objects.filter(host=host, t__gte=begin, t__lt=end, seen_s__gte=WATCHED_S)
+    hours = ProcessHour.objects.filter(
+        use__host=host, use__job_ref="", t__gte=begin, t__lt=end, sm_s__gt=0
+    ).exclude(use__user="")
+    rows = hours.values_list("use__gpu_id", "use__user", "use__program", "t").order_by()
+    used: dict[str, dict[int, dict[Place, float]]] = {}
+    for gpu, user, program, t, sm_s in rows.annotate(used=Sum("sm_s")):
+        used.setdefault(user, {}).setdefault(t, {})[Place(gpu, program)] = 100 * sm_s / HOUR_S
+    return used, set(watched.values_list("t", flat=True))
+
+
+def _pattern_row(pattern: UsagePattern, host: str, zone: ZoneInfo, now: datetime) -> Pattern:
+    """Its GPU and program are the most used ones; the text names the others."""
+    gpus = Gpu.objects.in_bulk(pattern.gpu_uuids)
+    return Pattern(
+        host=host,
+        gpu=gpus[pattern.gpu_uuids[0]],
+        user=pattern.user,
+        program=pattern.programs[0],
+        days="".join(map(str, pattern.days)),
+        start_minute=60 * pattern.start,
+        end_minute=60 * pattern.end,
+        zone=str(zone),
+        hits=pattern.hits,
+        chances=pattern.chances,
+        mean_pct=pattern.mean_pct,
+        text=sentence(pattern, gpu_names(sorted(gpu.index for gpu in gpus.values()))),
+        found_at=now,
+    )

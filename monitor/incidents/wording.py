@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from monitor.facts import incidents as rules
 from monitor.facts.formats import duration, gib, percent, sig3, use_of
-from monitor.incidents import facts as rules
 from monitor.incidents.policy.findings import Finding
 from monitor.incidents.policy.lifecycle import OpenIncident
 

@@ -14,12 +14,11 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor.api import ListFilters
+from monitor.api import ListFilters, viewer_of
 from monitor.journal.facts import EVENTS, event_kinds, label
 from monitor.journal.rows import events
 from monitor.models import Event, Gpu
 from monitor.owners.identity.policy import Viewer, event_text
-from monitor.pages.live.pages import viewer_of
 from monitor.usage.policy.ranges import RANGES, moment
 
 # So many events that are alike become one line.

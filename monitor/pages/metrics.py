@@ -14,13 +14,13 @@ from django.utils import timezone
 from prometheus_client import Metric
 
 from monitor.facts.gpu_states import Condition, GpuState, HealthReading
+from monitor.facts.incidents import TITLES
 from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, HostReading, Snapshot
 from monitor.gpus.policy import changes
 from monitor.gpus.snapshot import rows as snapshot_rows
+from monitor.incidents import rows as incident_open
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.policy import SEVERITIES
-from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.facts import TITLES
-from monitor.incidents.rows import incidents as incident_open
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.models import Channel, Claim, Lease, Message
@@ -436,7 +436,7 @@ def _waiting_messages() -> QuerySet[Any]:
 
 
 def _add_tries(into: Families, services: Collection[str]) -> None:
-    results = (outbox.DELIVERED, outbox.FAILED)
+    results = (steps.DELIVERED, steps.FAILED)
     tries = {(service, result): 0.0 for service in services for result in results}
     for row in counters.of(counters.ALERTS):
         service, _, result = row.subject.rpartition(" ")

@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 
 from monitor.facts import formats
 from monitor.facts.accounts import submitter
-from monitor.incidents.pages import evidence
+from monitor.incidents import pages as incident_pages
 from monitor.models import Channel, Incident, Message, Response
 from monitor.owners.accounts.rows import look_of
 from monitor.owners.identity.policy import Viewer
@@ -366,7 +366,7 @@ def responses(context: template.Context, incident: Incident, viewer: Viewer) -> 
 
     It looks again soon while a step is planned, such as the signal that an operator requested.
     """
-    lines = evidence.response_lines(incident, viewer)
+    lines = incident_pages.response_lines(incident, viewer)
     return {
         "lines": lines,
         "is_due": any(line.state == Response.State.PLANNED for line in lines),

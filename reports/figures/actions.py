@@ -12,9 +12,8 @@ from django.contrib.auth.models import Group, User
 from django.db.models import Q
 
 from monitor.facts.formats import in_zone, sig3
-from monitor.incidents.policy.findings import exemptions_of_policy
-from monitor.incidents.policy.thresholds import GpuTimePolicy
-from monitor.incidents.rows import incidents as incident_rows
+from monitor.incidents import rows as incident_rows
+from monitor.incidents.policy.findings import GpuTimePolicy, exemptions_of_policy
 from monitor.models import Gpu, ProcessUse
 from monitor.owners.identity.policy import Viewer
 from monitor.thresholds import rows as thresholds

@@ -16,7 +16,7 @@ from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 from django.urls import reverse
 
-from monitor.incidents import facts as rule_facts
+from monitor.facts import incidents as rule_facts
 from monitor.models import (
     Claim,
     Event,

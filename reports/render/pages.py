@@ -12,9 +12,9 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from monitor.api import viewer_of
 from monitor.models import Gpu
 from monitor.owners.accounts import rows as looks
-from monitor.pages.live.pages import viewer_of
 from reports.figures.actions import (
     GROUP_PERMISSION,
     NotAllowed,

@@ -18,10 +18,10 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from monitor.facts.incidents import IDLE_HELD
 from monitor.incidents.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
 from monitor.incidents.alerts.rows import link
-from monitor.incidents.alerts.steps.writer import message, person_of, route_of
-from monitor.incidents.facts import IDLE_HELD
+from monitor.incidents.alerts.steps import message, person_of, route_of
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
 from monitor.owners.accounts import rows as looks

@@ -7,7 +7,7 @@ from pathlib import Path
 from django.conf import settings
 
 from monitor import tasks
-from monitor.incidents.alerts.steps.writer import AlertWriter
+from monitor.incidents.alerts.steps import AlertWriter
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows import extensions
 from scheduler.disk.steps import DiskWatch

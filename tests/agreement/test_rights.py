@@ -18,8 +18,8 @@ from time_machine import TimeMachineFixture
 from gpucoord_site.cli import incidents as incidents_command
 from gpucoord_site.cli import quota as quota_command
 from monitor.facts.formats import part
-from monitor.incidents.pages import listing
-from monitor.incidents.pages.listing import REGION
+from monitor.incidents import pages
+from monitor.incidents.pages import REGION
 from monitor.models import Incident
 from monitor.owners.identity.policy import Viewer
 from monitor.pages import metrics
@@ -124,8 +124,8 @@ def test_each_door_counts_the_same_open_incidents(rows: list[tuple[str, bool, bo
     metrics.add_incidents(families, ["box"])
     harms = any(severity != "info" for severity in open_now)
 
-    assert listing.current(now).open == len(open_now)
-    assert listing.alert_count(now) == (len(open_now) if harms else 0)
+    assert pages.current(now).open == len(open_now)
+    assert pages.alert_count(now) == (len(open_now) if harms else 0)
     assert loaded["count"] == len(open_now)
     assert len(loaded["lines"]) == min(len(open_now), loaded["most"])
     assert _sum(families, "gpucoord_incidents_open") == len(open_now)

@@ -8,11 +8,16 @@ from datetime import datetime, timedelta
 
 from monitor.facts.claims import ClaimFact, Demand
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
-from monitor.incidents.policy import rule_input
-from monitor.incidents.policy.findings import Finding, exemptions_of_policy
+from monitor.incidents.policy import findings
+from monitor.incidents.policy.findings import (
+    BookingPolicy,
+    EmptyBookingTracker,
+    Finding,
+    GpuTimePolicy,
+    MemoryPolicy,
+    exemptions_of_policy,
+)
 from monitor.incidents.policy.lifecycle import OpenIncident, Verdict, judge
-from monitor.incidents.policy.rule_input import EmptyBookingTracker
-from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
 from monitor.incidents.policy.usage_buffers import UsageBuffers
 from monitor.incidents.rules import evaluate as evaluate_rules
 from monitor.incidents.rules.evaluate import IncidentPolicies
@@ -78,13 +83,13 @@ class Trace:
 
     def look(self, seen: Snapshot) -> None:
         p = self.policies
-        claims = rule_input.bookings(self.claims)
-        groups = rule_input.group_processes(seen.processes, claims, p.hogs, p.exempt)
+        claims = findings.bookings(self.claims)
+        groups = findings.group_processes(seen.processes, claims, p.hogs, p.exempt)
         self.windows.feed(
-            seen.at.timestamp(), rule_input.presences(groups), {}, rule_input.readable_gpus(seen)
+            seen.at.timestamp(), findings.presences(groups), {}, findings.readable_gpus(seen)
         )
         self.empty_bookings.look(seen, claims)
-        inputs = rule_input.build(
+        inputs = findings.build(
             seen, groups, self.windows, self.empty_bookings, self.demand, self.shares
         )
         going_on = {incident.name for incident in self.known}

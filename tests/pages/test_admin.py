@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.alerts.steps import outbox
+from monitor.incidents.alerts import steps
 from monitor.journal.rows import audit, events
 from monitor.models import (
     Agent,
@@ -144,7 +144,7 @@ def filled(alice: User) -> None:
     DailyGpuUsage.objects.create(host="gpubox", owner="alice", from_at=NOW)
     audit.note("TRIED", "root tried it", by="root", now=NOW)
     PolicyValues.objects.create(name="presence")
-    outbox.write_test(alerts_made.channel(), "root", "", NOW)
+    steps.write_test(alerts_made.channel(), "root", "", NOW)
     Response.objects.create(incident=alerts_made.incident(), step="warn", at=NOW)
     times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}
     Incident.objects.create(host="gpubox", rule="sustained", key="0|alice", text="hog", **times)

@@ -8,9 +8,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.facts.incidents import IDLE_HELD, MEMORY_HOG
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import IDLE_HELD, MEMORY_HOG
-from monitor.incidents.pages import listing as incident_badges
+from monitor.incidents import pages as incident_badges
 from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.past import process_use

@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.facts.incidents import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
-from monitor.incidents.pages import listing
+from monitor.incidents import pages
+from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.findings import ExemptionRule
-from monitor.incidents.rows import incidents as open_incidents
 from monitor.models import (
     AuditEntry,
     Channel,
@@ -126,7 +126,7 @@ def test_the_part_that_delays_others_is_described_first(alice: User, as_user: As
     made(gpu_id=gpu_uuid(1), lead=lead, text="GPU hog: on GPU 1; 1 job waited 41 min")
 
     page = get(as_user(alice), "/incidents/")
-    shown = listing.REGION.load(timezone.now())["lines"]
+    shown = pages.REGION.load(timezone.now())["lines"]
 
     assert f'<a href="/incidents/{lead.pk}/">on GPU 1; 1 job waited 41 min</a>' in page
     assert "no job waits" not in page

@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.incidents.facts import SUSTAINED
+from monitor.facts.incidents import SUSTAINED
 from monitor.journal.rows import audit, events
 from monitor.models import Incident
 from scheduler.models import ModeState

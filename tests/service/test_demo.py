@@ -23,7 +23,7 @@ from gpucoord_site.demo.jobs import SUBMITTED_JOBS
 from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
 from monitor.gpus.sampling.probes.simulated.scenario import Scenario
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.rows import incidents as open_incidents
+from monitor.incidents import rows as open_incidents
 from monitor.models import Claim, Event, HostSample, Sample
 from scheduler.facts.jobs import Outcome
 from scheduler.models import Job

@@ -13,10 +13,9 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from monitor.api import posted_text
+from monitor.api import posted_text, viewer_of
 from monitor.facts.hosts import HostFact, HostState
 from monitor.gpus.hosts import actions, policy, rows
-from monitor.pages.live.pages import viewer_of
 
 STATES = {"enable": HostState.ACTIVE, "drain": HostState.DRAINED, "disable": HostState.DISABLED}
 DONE = {

@@ -13,8 +13,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from monitor.facts.accounts import is_person
+from monitor.facts.incidents import ENFORCEABLE, HOG_RULES, IDLE_HELD, NEUTRAL_UNLESS_HOG
 from monitor.facts.thresholds import threshold
-from monitor.incidents.facts import ENFORCEABLE, HOG_RULES, IDLE_HELD, NEUTRAL_UNLESS_HOG
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from math import log2
 
 from monitor.facts.claims import Demand
-from monitor.incidents.facts import (
+from monitor.facts.incidents import (
     CPU_HOG,
     FAIR_SHARE,
     HARMLESS_RULES,

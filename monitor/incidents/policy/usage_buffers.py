@@ -6,8 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from monitor.incidents.policy.turns import GpuMinute, SeriesOf, Turns
-from monitor.incidents.policy.usage_series import HORIZON_S, Series, UsagePoint
+from monitor.incidents.policy.usage_series import (
+    HORIZON_S,
+    GpuMinute,
+    Series,
+    SeriesOf,
+    Turns,
+    UsagePoint,
+)
 
 # (GPU, pid, start ticks)
 Key = tuple[str, int, int | None]

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from monitor.facts.claims import ASLEEP, ClaimKind
 from monitor.facts.formats import GIB
-from monitor.incidents.facts import CLAIMED_EMPTY, EXTRA_GPUS, OVER_MEMORY, UNCLAIMED, UNUSED_GPUS
+from monitor.facts.incidents import CLAIMED_EMPTY, EXTRA_GPUS, OVER_MEMORY, UNCLAIMED, UNUSED_GPUS
 from monitor.incidents.policy.findings import (
+    COVERAGE_PCT,
+    BookingPolicy,
     EmptyBooking,
     Finding,
     Group,
@@ -15,8 +17,7 @@ from monitor.incidents.policy.findings import (
     key_of,
     main_process,
 )
-from monitor.incidents.policy.thresholds import COVERAGE_PCT, BookingPolicy
-from monitor.incidents.rules.gpu_time import held_bytes, is_covered
+from monitor.incidents.rules.processes import held_bytes, is_covered
 
 # Minutes without a process of the holder: loading data and compiling take less.
 EMPTY_MINUTES = 15.0

@@ -7,11 +7,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from monitor.facts.accounts import is_person
+from monitor.facts.incidents import CPU_HOG
 from monitor.facts.readings import ProcessReading
 from monitor.facts.usage import CpuProcess
-from monitor.incidents.facts import CPU_HOG
-from monitor.incidents.policy.findings import ExemptionRule, Finding, is_exempt_from
-from monitor.incidents.policy.thresholds import COVERAGE_PCT, GpuTimePolicy
+from monitor.incidents.policy.findings import (
+    COVERAGE_PCT,
+    ExemptionRule,
+    Finding,
+    GpuTimePolicy,
+    is_exempt_from,
+)
 from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since
 
 # A user's share of all CPUs outside jobs, in %, and the time over which it is measured.

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from monitor.facts import incidents as rules
 from monitor.facts.readings import Health
-from monitor.incidents import facts as rules
 from monitor.incidents.policy.findings import (
+    COVERAGE_PCT,
+    BookingPolicy,
     ExemptionRule,
     Finding,
+    GpuTimePolicy,
+    MemoryPolicy,
     RuleInput,
     is_exempt_from,
     key_of,
-)
-from monitor.incidents.policy.thresholds import (
-    COVERAGE_PCT,
-    BookingPolicy,
-    GpuTimePolicy,
-    MemoryPolicy,
 )
 from monitor.incidents.policy.usage_series import Series
 from monitor.incidents.rules import (
@@ -27,13 +25,9 @@ from monitor.incidents.rules import (
 from monitor.incidents.rules import (
     cpu as cpu_rules,
 )
-from monitor.incidents.rules import (
-    gpu_time as gpu_time_rules,
-)
-from monitor.incidents.rules import (
-    memory as memory_rules,
-)
-from monitor.incidents.rules.gpu_time import moving
+from monitor.incidents.rules import processes as gpu_time_rules
+from monitor.incidents.rules import processes as memory_rules
+from monitor.incidents.rules.processes import moving
 
 # Its findings are incidents of the rule `sustained`.
 MOVING = "moving use"

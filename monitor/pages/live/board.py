@@ -16,9 +16,9 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString
 
 from monitor.facts.gpu_states import GpuState
+from monitor.facts.incidents import NONE, Badge, Badges
 from monitor.facts.readings import Snapshot
 from monitor.gpus.hosts.policy import SILENT_AFTER
-from monitor.incidents.facts import NONE, Badge, Badges
 from monitor.pages.live.cards import Card
 from monitor.pages.live.frames import CHILDREN
 from monitor.runtime.rows.extensions import is_on

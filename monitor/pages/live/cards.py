@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from monitor.facts.claims import GpuTask
 from monitor.facts.formats import GIB
 from monitor.facts.gpu_states import Condition, GpuState
+from monitor.facts.incidents import NONE, Badge, Badges
 from monitor.facts.presence import OwnerReading
 from monitor.facts.readings import (
     GPU_FIELDS,
@@ -24,7 +25,6 @@ from monitor.facts.readings import (
 )
 from monitor.gpus.policy import changes
 from monitor.gpus.policy.changes import UseSplit
-from monitor.incidents.facts import NONE, Badge, Badges
 
 ROWS_ON_CARD = 5
 OWNERS_ON_ROW = 3

@@ -15,6 +15,8 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from monitor.api import viewer_of
+from monitor.facts.incidents import NONE, Badges
 from monitor.facts.input_rules import escaped
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.facts.usage import InstanceReading
@@ -24,8 +26,7 @@ from monitor.gpus.policy import capability as shared_memory
 from monitor.gpus.policy.health import clock_words
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot import rows as snapshot_rows
-from monitor.incidents.facts import NONE, Badges
-from monitor.incidents.pages import listing as incident_badges
+from monitor.incidents import pages as incident_badges
 from monitor.journal.rows import events
 from monitor.models import Gpu, ProcessUse, Sample
 from monitor.owners.identity.policy import Viewer, owns, redact
@@ -332,11 +333,6 @@ def _instances(snapshots: list[Snapshot], uuid: str) -> list[tuple[InstanceReadi
         for instance in snapshot.instances
         if instance.gpu_uuid == uuid
     ]
-
-
-def viewer_of(request: HttpRequest) -> Viewer:
-    """The user of this request, as the privacy rules need it."""
-    return Viewer(request.user.get_username(), operator=bool(getattr(request.user, "is_staff", 0)))
 
 
 def _gpu_choices(lines: list[ProcessLine]) -> list[tuple[str, str]]:

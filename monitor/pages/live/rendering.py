@@ -14,10 +14,10 @@ from typing import Any
 from django.template.loader import render_to_string
 
 from monitor.facts.claims import GpuTask
+from monitor.facts.incidents import NONE, Badges
 from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.snapshot.rows import Bookings
-from monitor.incidents.facts import NONE, Badges
 from monitor.owners.accounts.policy import Look
 from monitor.pages.live import board, cards
 from monitor.pages.live.cards import Card, HostStrip, ProcessRow

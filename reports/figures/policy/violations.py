@@ -16,8 +16,12 @@ from dataclasses import dataclass
 
 from monitor.facts.readings import ProcessReading
 from monitor.facts.thresholds import threshold
-from monitor.incidents.policy.findings import ExemptionRule, is_exempt, is_exempt_from
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.findings import (
+    ExemptionRule,
+    GpuTimePolicy,
+    is_exempt,
+    is_exempt_from,
+)
 from reports.figures.facts import UserFigures, Violation
 from reports.figures.policy.ledger import ProcessSums, UseFact
 

@@ -17,14 +17,14 @@ from django.db.models import F, QuerySet
 from monitor.facts.claims import Demand
 from monitor.facts.formats import GIB, duration
 from monitor.facts.gpu_states import GpuState
+from monitor.facts.incidents import IDLE_HELD
 from monitor.facts.readings import GpuReading, Snapshot
 from monitor.gpus.sampling.probes.host import cpu_processes
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import IDLE_HELD
+from monitor.incidents import rows as constraint_rows
+from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import ConstraintPolicy, judge
 from monitor.incidents.policy.lifecycle import Verdict
-from monitor.incidents.rows import constraints as constraint_rows
-from monitor.incidents.rows import incidents as open_incidents
 from monitor.incidents.step import IncidentStep
 from monitor.journal.rows import events
 from monitor.models import Event, Incident
@@ -139,11 +139,11 @@ class ConstraintWatch:
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
         if snapshot is None:
             return None
-        open_keys = constraint_rows.open_keys(self._host)
+        open_keys = constraint_rows.constraint_keys(self._host)
         policy = thresholds.current(ConstraintPolicy)
         cpu = constraint_rows.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
         verdict = judge(snapshot, self._data_folder, open_keys, policy, cpu)
-        constraint_rows.apply(verdict, self._host, now, self._isolation)
+        constraint_rows.apply_constraints(verdict, self._host, now, self._isolation)
         return verdict
 
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from django.db.models import Q, QuerySet
 
+from monitor.facts.incidents import CPU_HOG
 from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.incidents.alerts.steps import owner_warnings
-from monitor.incidents.facts import CPU_HOG
+from monitor.incidents import rows as open_incidents
+from monitor.incidents.alerts import steps as alert_steps
 from monitor.incidents.policy import enforcement as enforcement_plan
 from monitor.incidents.policy.enforcement import (
     CPU_CORES,
@@ -29,7 +30,6 @@ from monitor.incidents.policy.enforcement import (
     Step,
     StepRecord,
 )
-from monitor.incidents.rows import incidents as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response
 from monitor.runtime.rows.item_isolation import ItemIsolation
@@ -212,7 +212,7 @@ class Enforcement:
         active = [row for row in open_case.rows if row.undone_at is None]
         undone = [row.undone_at for row in open_case.rows if row.undone_at is not None]
         case = replace(open_case.case, resumed_at=max(undone, default=None))
-        reached = {} if policy.dry_run else owner_warnings.reached_at([open_case.incident])
+        reached = {} if policy.dry_run else alert_steps.reached_at([open_case.incident])
         taken = [step_record(row, reached) for row in active]
         step = enforcement_plan.next_step(case, taken, policy, now)
         if step is None:
@@ -240,7 +240,7 @@ class Enforcement:
     ) -> None:
         number = WARNINGS.index(step) + 1
         to_come = enforcement_plan.plan(policy)
-        problem = owner_warnings.write(open_case.incident, number, to_come, now)
+        problem = alert_steps.warn_owner(open_case.incident, number, to_come, now)
         text = problem or DID[step].format(open_case.description)
         _store_response(open_case, step, REFUSED if problem else DONE, text, now)
         if problem is None:

@@ -9,10 +9,10 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.facts.readings import Snapshot
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import NetworkLimits, problem_of, service_of
-from monitor.incidents.alerts.steps import outbox
 from monitor.models import Channel
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
@@ -67,7 +67,7 @@ class JobNotifications:
             rows.look_again(notice for letter in failed for notice in letter.notices)
         count = sum(number for _, number in written)
         if count:
-            self._queue(outbox.TASK)
+            self._queue(steps.TASK)
         return count
 
 

@@ -17,11 +17,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
+from monitor.api import viewer_of
 from monitor.facts.formats import duration
 from monitor.incidents.actions import may_see_details
 from monitor.journal.rows import events
 from monitor.models import Event, Incident
-from monitor.pages.live.pages import viewer_of
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
 from scheduler.dispatch.steps.advice import AT_ONCE, earlier_starts

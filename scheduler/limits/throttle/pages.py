@@ -18,10 +18,10 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
+from monitor.incidents import rows as constraint_rows
+from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import EFFECTS, ConstraintEffect
 from monitor.incidents.policy.lifecycle import union_s
-from monitor.incidents.rows import constraints as constraint_rows
-from monitor.incidents.rows import incidents as open_incidents
 from monitor.journal.rows import events
 from monitor.models import Constraint, Gpu
 from monitor.pages.live.frames import Context, Region
@@ -208,7 +208,7 @@ class HostPressure:
 
 
 def load(now: datetime) -> Context:
-    open_rows = constraint_rows.open_rows()
+    open_rows = constraint_rows.open_constraints()
     hosts = []
     for host, at, allowed, memory in throttle_rows.shown():
         constraints = [_constraint(row) for row in open_rows if row.host == host]

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from monitor.facts.formats import in_utc
-from monitor.incidents.rows import incidents as open_incidents
+from monitor.incidents import rows as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, upsert_rows
 from scheduler.facts.blockers import from_row, to_row

@@ -14,9 +14,9 @@ from django.db.models import QuerySet
 
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents import rows as constraint_rows
+from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import Constraint, ConstraintPolicy, gauges
-from monitor.incidents.rows import constraints as constraint_rows
-from monitor.incidents.rows import incidents as open_incidents
 from monitor.journal.rows import events
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as monitor_rows
@@ -88,7 +88,7 @@ class ThrottleStep:
             if claim.gpu_uuid not in alone:
                 on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
         cpu = constraint_rows.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
-        short = constraint_rows.open_rows(self._host)
+        short = constraint_rows.open_constraints(self._host)
         return PlanContext(
             constraints=[Constraint(row.kind, row.subject, row.text) for row in short],
             gauges=gauges(snapshot.host, policy, cpu),

@@ -7,8 +7,7 @@ import pytest
 
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.sampling.probes.host import cpu_processes
-from monitor.incidents.policy.findings import ExemptionRule, Finding
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.findings import ExemptionRule, Finding, GpuTimePolicy
 from monitor.incidents.rules.cpu import (
     LOOK_EVERY_S,
     CpuWindows,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monitor.facts.incidents import FAIR_SHARE, SUSTAINED
 from monitor.facts.readings import Health, ProcessReading
-from monitor.incidents.facts import FAIR_SHARE, SUSTAINED
 from tests.builders import NOW, claim, gpu, gpu_uuid, process
 from tests.monitor.hog_traces import Processes, Trace, policies, waiting
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from monitor.facts.readings import DiskReading, HostReading, Pressure
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.findings import GpuTimePolicy
 from monitor.thresholds import rows as thresholds
 from tests.builders import GIB, gpu, process, snapshot
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.incidents import facts as rules
+from monitor.facts import incidents as rules
 from monitor.incidents.rules.evaluate import log_figures
 from tests.monitor.hog_traces import policies
 

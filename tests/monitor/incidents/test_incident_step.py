@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 import pytest
 
 from monitor.facts.claims import Demand
+from monitor.facts.incidents import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
 from monitor.facts.readings import ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
-from monitor.incidents.rows import incidents as incident_open
+from monitor.incidents import rows as incident_open
 from monitor.incidents.step import IncidentStep
 from monitor.journal.rows import audit, events
 from monitor.models import (

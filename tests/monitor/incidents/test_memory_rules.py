@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monitor.facts.incidents import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
 from monitor.facts.readings import ProcessReading
-from monitor.incidents.facts import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
-from monitor.incidents.rules.memory import chance_of_growth, trend
+from monitor.incidents.rules.processes import chance_of_growth, trend
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
 from tests.monitor.hog_traces import Processes, Trace, policies, waiting
 

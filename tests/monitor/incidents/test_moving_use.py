@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.facts.incidents import SUSTAINED
 from monitor.facts.readings import ProcessReading
-from monitor.incidents.facts import SUSTAINED
-from monitor.incidents.policy.turns import GpuMinute, Turns, several_gpus
-from monitor.incidents.policy.usage_series import Series, UsagePoint
+from monitor.incidents.policy.usage_series import GpuMinute, Series, Turns, UsagePoint, several_gpus
 from tests.builders import process
 from tests.monitor.hog_traces import Processes, Trace, policies
 

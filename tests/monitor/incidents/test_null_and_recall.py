@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
+from monitor.facts import incidents as rules
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.facts.usage import CpuProcess
-from monitor.incidents import facts as rules
 from monitor.incidents.rules import cpu as cpu_rules
 from monitor.incidents.rules.cpu import CpuWindows
 from monitor.incidents.rules.evaluate import IncidentPolicies

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents import step as rows
 from monitor.incidents.policy.patterns import (
     Place,
     UsagePattern,
@@ -17,7 +18,6 @@ from monitor.incidents.policy.patterns import (
     sentence,
     tail,
 )
-from monitor.incidents.rows import patterns as rows
 from monitor.models import Pattern, PolicyValues
 from tests.builders import gpu, gpu_uuid, host, snapshot
 
@@ -226,11 +226,11 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots.record(snapshot([gpu(1)]))
     used = {t: {PYTHON: 95.0} for t in hours(14) if at_night(datetime.fromtimestamp(t, BERLIN))}
     monkeypatch.setattr(rows, "_history", lambda host, now: ({"alice": used}, set(hours(14))))
-    assert rows.replace_all(BERLIN, NOW) == 1
+    assert rows.replace_patterns(BERLIN, NOW) == 1
 
     PolicyValues.objects.create(name="patterns", values={"enabled": False})
 
-    assert rows.replace_all(BERLIN, NOW) == 0
+    assert rows.replace_patterns(BERLIN, NOW) == 0
 
 
 @pytest.mark.django_db
@@ -249,7 +249,7 @@ def test_a_user_whose_use_fails_keeps_no_other_from_its_pattern(
         return of_user(user, *others)
 
     monkeypatch.setattr(rows, "of_user", odd)
-    assert rows.replace_all(BERLIN, NOW) == 2
+    assert rows.replace_patterns(BERLIN, NOW) == 2
     assert set(Pattern.objects.values_list("user", flat=True)) == {"alice", "carol"}
 
 
@@ -267,7 +267,7 @@ def test_a_host_that_fails_keeps_its_patterns_and_stops_no_other(
         )
 
     monkeypatch.setattr(rows, "_history", history)
-    assert rows.replace_all(BERLIN, NOW) == 2
+    assert rows.replace_patterns(BERLIN, NOW) == 2
 
     def odd(name: str, now: datetime) -> tuple[Any, set[int]]:
         if name == "box1":
@@ -275,5 +275,5 @@ def test_a_host_that_fails_keeps_its_patterns_and_stops_no_other(
         return {}, set(hours(14))
 
     monkeypatch.setattr(rows, "_history", odd)
-    assert rows.replace_all(BERLIN, NOW + timedelta(hours=1)) == 0
+    assert rows.replace_patterns(BERLIN, NOW + timedelta(hours=1)) == 0
     assert set(Pattern.objects.values_list("host", flat=True)) == {"box1"}

@@ -4,7 +4,7 @@ import pytest
 from django.template import Context, Template
 from django.test import RequestFactory
 
-from monitor.incidents.pages import evidence
+from monitor.incidents import pages
 from monitor.models import Message, Response
 from monitor.owners.identity.policy import Viewer
 from tests.builders import NOW
@@ -24,14 +24,14 @@ def test_steps_and_mails_stand_in_the_order_of_time() -> None:
         title="t", text="x",
     )  # fmt: skip
 
-    seen = [(line.title, line.state, line.text) for line in evidence.response_lines(found, ROOT)]
+    seen = [(line.title, line.state, line.text) for line in pages.response_lines(found, ROOT)]
 
     assert seen == [
         ("Warning", "dry run", "Would warn"),
         ("Mail", "retrying", "To alice: No answer."),
         ("Lower priority", "planned", ""),
     ]
-    assert evidence.response_lines(found, BOB)[1].text == "To alice"
+    assert pages.response_lines(found, BOB)[1].text == "To alice"
 
 
 def test_the_card_is_there_only_when_something_was_done() -> None:

@@ -14,7 +14,7 @@ from gpucoord_site.cli.check import guards
 from gpucoord_site.config import errors
 from gpucoord_site.config.settings import load_config
 from monitor.facts.thresholds import BY_OPERATORS, IN_SETTINGS, RETIRED, retired, sentence
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.findings import GpuTimePolicy
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
 from monitor.thresholds import policy as policies

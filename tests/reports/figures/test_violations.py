@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.findings import GpuTimePolicy
 from reports.figures.policy.jobs import JobWait, Waiting
 from reports.figures.policy.ledger import GpuPart, Ledger, Step, UseFact, UsePart
 from reports.figures.policy.violations import HIGH_PCT, HOUR_S, SUSTAINED_PCT, Standards, judged

@@ -13,8 +13,8 @@ from django.utils import timezone
 from django_q.models import OrmQ
 from pypdf import PdfReader
 
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.senders import NOTHING
-from monitor.incidents.alerts.steps import outbox
 from monitor.models import Event, Message
 from monitor.thresholds import rows as thresholds
 from reports import tasks
@@ -74,7 +74,7 @@ def test_the_report_reaches_its_channels_through_the_outbox() -> None:
     alerts_made.channel("not a recipient")
     step.make_due(NOW)
     post = Post()
-    outbox.send_due(post, NOW)
+    steps.send_due(post, NOW)
     assert post.titles == ["daily: GPU Utilization Report (Last day)"]
     assert "Fair Share Violations:" in post.letters[0].text
     assert post.letters[0].enclosure.file is not None
@@ -86,12 +86,12 @@ def test_a_channel_that_fails_is_tried_again_and_says_so() -> None:
     step.make_due(NOW)
     post = Post()
     post.problem = "no answer"
-    outbox.send_due(post, NOW)
+    steps.send_due(post, NOW)
     channel.refresh_from_db()
     assert channel.problem == "no answer"
     assert Event.objects.filter(kind="ALERT_FAILED").exists()
     post.problem = None
-    outbox.send_due(post, NOW + HOUR)
+    steps.send_due(post, NOW + HOUR)
     assert Message.objects.get().state == Message.State.SENT
 
 
@@ -206,7 +206,7 @@ def test_the_mail_shows_the_first_screen_of_the_report_and_its_chart() -> None:
     schedule().channels.add(alerts_made.channel())
     step.make_due(NOW)
     post = Post()
-    outbox.send_due(post, NOW)
+    steps.send_due(post, NOW)
     enclosure = post.letters[0].enclosure
     assert "GPU-hours held were not used" in enclosure.html
     assert "largest: alice " in enclosure.html
@@ -260,7 +260,7 @@ def test_the_page_of_an_incident_is_attached_to_its_message(alice: User) -> None
     hog()
     step.make_due(LATER)
     post = Post()
-    outbox.send_due(post, LATER)
+    steps.send_due(post, LATER)
     (letter,) = post.letters
     assert letter.enclosure.file is not None
     stored = StoredReport.objects.get()
@@ -302,7 +302,7 @@ def test_a_deleted_report_does_not_keep_its_message_from_being_sent(alice: User)
     step.make_due(LATER)
     StoredReport.objects.all().delete()
     post = Post()
-    outbox.send_due(post, LATER)
+    steps.send_due(post, LATER)
     assert [letter.enclosure for letter in post.letters] == [NOTHING]
 
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.incidents.alerts.steps import outbox
+from monitor.incidents.alerts import steps
 from monitor.models import AuditEntry, Message
 from reports.models import ReportSchedule, StoredReport
 from reports.schedule import actions, rows, step
@@ -57,7 +57,7 @@ def test_send_now_reaches_the_channels_and_the_period_is_not_repeated(
     assert answer["Location"] == f"/reports/stored/{stored.pk}/"
     assert (stored.kind, stored.made_by) == ("scheduled", "root")
     post = Post()
-    outbox.send_due(post, timezone.now())
+    steps.send_due(post, timezone.now())
     assert post.titles == [stored.title]
     assert step.make_due(timezone.now()) == 0
     assert AuditEntry.objects.filter(action="REPORT_SENT", by="root").exists()

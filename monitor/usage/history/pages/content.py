@@ -13,8 +13,8 @@ from django.utils import timezone
 from monitor.facts.formats import GIB
 from monitor.facts.readings import GPU_FIELDS, ProcessReading
 from monitor.gpus.policy.health import HealthPolicy
-from monitor.incidents.policy.thresholds import COVERAGE_PCT
-from monitor.incidents.rules.memory import IDLE_GIB, IDLE_PCT
+from monitor.incidents.policy.findings import COVERAGE_PCT
+from monitor.incidents.rules.processes import IDLE_GIB, IDLE_PCT
 from monitor.models import Gpu, ProcessUse
 from monitor.pages.live.cards import in_gib
 from monitor.thresholds import rows as thresholds

@@ -14,21 +14,21 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from monitor.api import viewer_of
+from monitor.facts.incidents import IDLE_HELD
 from monitor.facts.readings import Snapshot
 from monitor.gpus.hosts import rows as host_rows
 from monitor.gpus.hosts.pages import host_row
 from monitor.gpus.snapshot import rows as snapshot_rows
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents import pages as incident_badges
+from monitor.incidents import rows as incident_rows
 from monitor.incidents.alerts.rows import owner_summary
-from monitor.incidents.facts import IDLE_HELD
-from monitor.incidents.pages import listing as incident_badges
-from monitor.incidents.rows import patterns as pattern_rows
-from monitor.incidents.rules.memory import IDLE_PCT
+from monitor.incidents.rules.processes import IDLE_PCT
 from monitor.incidents.wording import IncidentSummary
 from monitor.models import Gpu, HostHour, HostMinute, Incident, ProcessUse
 from monitor.pages.live import cards
 from monitor.pages.live.cards import ProcessRow
-from monitor.pages.live.pages import viewer_of
 from monitor.usage.history.pages import content as history_content
 from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows.processes import UsageTotals
@@ -72,7 +72,7 @@ def own_context(name: str, now: datetime) -> dict[str, Any]:
         "idle": idle,
         "idle_pct": IDLE_PCT,
         "idle_bytes": sum(process.row.memory_bytes or 0 for process in idle),
-        "patterns": pattern_rows.of_person(name),
+        "patterns": incident_rows.patterns(name),
     }
 
 

@@ -10,7 +10,7 @@ from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
 from monitor.gpus import rows as availability
 from monitor.gpus.policy.states import with_states
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.policy.rule_input import bookings
+from monitor.incidents.policy.findings import bookings
 from monitor.models import Claim, GpuClosure, LatestSnapshot
 from tests.builders import NOW, claim, gpu_uuid, host, snapshot
 

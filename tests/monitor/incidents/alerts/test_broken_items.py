@@ -15,8 +15,8 @@ from monitor.facts.readings import GpuProcess, GpuSweep, HostReading, ProcessIde
 from monitor.gpus.sampling.probes.host import Identities
 from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.alerts.steps import writer as alert_writer
+from monitor.incidents.alerts import steps
+from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Event, Message
 from tests.builders import NOW, gpu
@@ -81,22 +81,22 @@ def test_a_message_that_cannot_be_sent_keeps_no_other_of_its_channel_waiting(
     channel()
     rows = [incident(user=f"user{number}") for number in range(3)]
     alert_writer.write(later(0))
-    first_line = outbox.first_line
+    first_line = steps.first_line
 
     def odd(row: Any, **named: Any) -> str:
         if row.pk == rows[broken].pk:
             raise KeyError("rule")
         return first_line(row, **named)
 
-    monkeypatch.setattr(outbox, "first_line", odd)
+    monkeypatch.setattr(steps, "first_line", odd)
     post = Post()
     for _ in range(6):
-        outbox.send_due(post, later(0.01))
+        steps.send_due(post, later(0.01))
 
     sent = set(Message.objects.filter(state="sent").values_list("incident_id", flat=True))
     assert sent == {row.pk for row in rows} - {rows[broken].pk}
     aside = Message.objects.get(incident=rows[broken])
-    assert (aside.state, aside.attempts, aside.problem) == ("waiting", 1, outbox.UNWRITABLE)
+    assert (aside.state, aside.attempts, aside.problem) == ("waiting", 1, steps.UNWRITABLE)
     assert Channel.objects.get().failing_since is None
 
 
@@ -108,15 +108,15 @@ def test_a_channel_whose_result_cannot_be_written_keeps_no_other_from_its_result
         channel(name)
     incident()
     alert_writer.write(later(0))
-    works = outbox._works
+    works = steps._works
 
     def odd(row: Channel, now: datetime) -> None:
         works(row, now)
         if row.name == broken:
             raise OverflowError("an odd figure")
 
-    monkeypatch.setattr(outbox, "_works", odd)
-    outbox.send_due(Post(), later(0.01))
+    monkeypatch.setattr(steps, "_works", odd)
+    steps.send_due(Post(), later(0.01))
 
     sent = set(Message.objects.filter(state="sent").values_list("channel__name", flat=True))
     assert sent == set(NAMES) - {broken}

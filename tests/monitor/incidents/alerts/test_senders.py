@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import (
     Attachment,
@@ -26,7 +27,6 @@ from monitor.incidents.alerts.senders import (
     send_all,
     service_of,
 )
-from monitor.incidents.alerts.steps import outbox
 from monitor.models import Channel, Message
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel
@@ -272,9 +272,9 @@ def test_a_mail_goes_to_the_owner_and_not_to_the_receiver_in_the_address(
 @pytest.mark.django_db
 def test_a_test_goes_the_whole_way_to_a_real_webhook(hook: str) -> None:
     ops = channel(encrypted_address=encrypt(f"{hook}/in"))
-    outbox.write_test(ops, "root", "", NOW)
+    steps.write_test(ops, "root", "", NOW)
 
-    assert outbox.send_due(send_here, NOW) == 1
+    assert steps.send_due(send_here, NOW) == 1
 
     assert Hook.got[0]["title"] == "Test message of gpucoord"
     assert Message.objects.get().state == "sent"

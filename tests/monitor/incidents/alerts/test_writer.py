@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from monitor import tasks
 from monitor.incidents.alerts import rows as alert_letters
+from monitor.incidents.alerts import steps
+from monitor.incidents.alerts import steps as alert_writer
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.alerts.rows import decrypt
-from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.alerts.steps import writer as alert_writer
 from monitor.journal.rows import events
 from monitor.models import Channel, Event, Incident, Message, PolicyValues
 from monitor.runtime.rows import periodic_tasks
@@ -31,7 +31,7 @@ def post() -> Post:
 
 
 def send(post: Post, minutes: float = 0) -> int:
-    return outbox.send_due(post, later(minutes))
+    return steps.send_due(post, later(minutes))
 
 
 def write(minutes: float = 0) -> int:
@@ -304,10 +304,10 @@ def test_only_one_sends_at_a_time(post: Post) -> None:
     channel()
     incident()
     write()
-    assert outbox.is_due(NOW)
-    periodic_tasks.begin(outbox.TASK, outbox.BUSY, NOW)
+    assert steps.is_due(NOW)
+    periodic_tasks.begin(steps.TASK, steps.BUSY, NOW)
 
-    assert not outbox.is_due(later(0.1))
+    assert not steps.is_due(later(0.1))
     assert send(post, 0.1) == 0
     # The other one died.
     assert send(post, 1) == 1
@@ -322,7 +322,7 @@ def test_a_message_counts_as_tried_before_it_is_sent() -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        outbox.send_due(dies, NOW)
+        steps.send_due(dies, NOW)
     row = Message.objects.get()
     assert (row.attempts, row.state, row.due_at > NOW) == (1, "waiting", True)
 
@@ -348,7 +348,7 @@ def test_addresses_are_sealed_and_opened_under_the_same_key_only(post: Post) -> 
     with override_settings(SECRET_KEY="another"):
         send(post)
 
-    assert (post.letters, Message.objects.get().problem) == ([], outbox.LOCKED)
+    assert (post.letters, Message.objects.get().problem) == ([], steps.LOCKED)
 
 
 def test_messages_link_to_where_gpucoord_is() -> None:
@@ -373,7 +373,7 @@ def test_a_test_message_is_sent_before_older_messages(post: Post) -> None:
     ops = channel()
     incident()
     write()
-    outbox.write_test(ops, "root", "", later(1))
+    steps.write_test(ops, "root", "", later(1))
     send(post, 1)
 
     assert post.titles == ["Test message of gpucoord"]

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from monitor.facts.claims import ClaimKind, GpuTask
 from monitor.facts.gpu_states import GpuState
-from monitor.incidents.facts import Badge, Badges
+from monitor.facts.incidents import Badge, Badges
 from monitor.pages.live import cards
 from monitor.pages.live.board import gpu_cells, gpu_row
 from monitor.pages.live.cards import Card

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 from monitor.facts.gpu_states import GpuState
+from monitor.facts.incidents import Badge, Badges
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import DiskReading
-from monitor.incidents.facts import Badge, Badges
 from monitor.pages.live import cards
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from monitor.facts.gpu_states import GpuState
+from monitor.facts.incidents import Badge, Badges
 from monitor.facts.readings import Snapshot
-from monitor.incidents.facts import Badge, Badges
 from monitor.pages.live import board, cards
 from monitor.pages.live.board import QueueCounts
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot

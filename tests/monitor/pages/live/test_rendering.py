@@ -11,9 +11,9 @@ import pytest
 
 from monitor.facts.claims import GpuTask
 from monitor.facts.gpu_states import GpuState
+from monitor.facts.incidents import Badge, Badges
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot.rows import Bookings
-from monitor.incidents.facts import Badge, Badges
 from monitor.owners.accounts import rows as look_rows
 from monitor.owners.accounts.policy import Look
 from monitor.pages.live import frames, rendering

@@ -9,8 +9,8 @@ import pytest
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import DiskReading, Health, HostCounters, Pressure, Snapshot
 from monitor.gpus.snapshot import rows as snapshot_rows
-from monitor.incidents.alerts.steps import outbox
-from monitor.incidents.alerts.steps import writer as alert_writer
+from monitor.incidents.alerts import steps
+from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.models import Lease, Message
@@ -310,7 +310,7 @@ def test_it_exports_alert_delivery_by_service_only() -> None:
     incident()
     alert_writer.write(NOW)
     for problem in ("No answer.", None):
-        outbox.send_due(lambda letters, limit, p=problem: dict.fromkeys(letters, p), later(5))
+        steps.send_due(lambda letters, limit, p=problem: dict.fromkeys(letters, p), later(5))
         Message.objects.update(due_at=NOW)
     found = scrape(snapshot(1))
 

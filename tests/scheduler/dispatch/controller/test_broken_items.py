@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from monitor.facts.incidents import CPU_HOG, IDLE_HELD, MEMORY_HOG, SUSTAINED
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import CPU_HOG, IDLE_HELD, MEMORY_HOG, SUSTAINED
 from monitor.incidents.policy.findings import Finding, RuleInput
 from monitor.incidents.rules import bookings as booking_rules
-from monitor.incidents.rules import evaluate, gpu_time, memory
+from monitor.incidents.rules import evaluate, processes
 from monitor.incidents.rules.evaluate import IncidentPolicies, Rule
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident, ItemFault
@@ -24,13 +24,13 @@ from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 pytestmark = pytest.mark.django_db
 # A module, its rule, and the name of the rule.
 RULES = (
-    (gpu_time, "sustained", SUSTAINED),
-    (gpu_time, "fair_share", "fair_share"),
+    (processes, "sustained", SUSTAINED),
+    (processes, "fair_share", "fair_share"),
     (evaluate, "moving", "moving use"),
-    (memory, "memory_hog", "memory_hog"),
-    (memory, "leaks", "leak"),
-    (memory, "idle_held", IDLE_HELD),
-    (memory, "orphaned", "orphaned"),
+    (processes, "memory_hog", "memory_hog"),
+    (processes, "leaks", "leak"),
+    (processes, "idle_held", IDLE_HELD),
+    (processes, "orphaned", "orphaned"),
     (booking_rules, "claimed_empty", "claimed_empty"),
     (booking_rules, "unused_gpus", "unused_gpus"),
     (booking_rules, "over_memory", "over_memory"),
@@ -122,7 +122,7 @@ def step() -> IncidentStep:
 def test_incidents_of_a_rule_that_fails_stay_open(
     step: IncidentStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_time, "sustained", _fail)
+    monkeypatch.setattr(processes, "sustained", _fail)
 
     _judge(step, range(13, 25), "alice", "bob")
 

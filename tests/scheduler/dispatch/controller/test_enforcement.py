@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.incidents import actions
-from monitor.incidents.alerts.steps import writer as alert_writer
+from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.rows import events
 from monitor.models import (
     AuditEntry,

@@ -10,12 +10,12 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 
+from monitor.facts.incidents import CPU_HOG, FAIR_SHARE, SUSTAINED
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.sampling.probes.host import HostProbe
 from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
 from monitor.gpus.sampling.step import Sampler
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, SUSTAINED
 from monitor.models import Incident, PolicyValues
 from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from scheduler.models import Job, Quota

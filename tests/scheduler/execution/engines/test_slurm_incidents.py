@@ -8,9 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
+from monitor.facts.incidents import CLAIMED_EMPTY, UNUSED_GPUS
 from monitor.facts.readings import GpuProcess, ProcessIdentity, ProcessReading
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import CLAIMED_EMPTY, UNUSED_GPUS
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident
 from monitor.owners.identity.policy import attribute, job_cgroup_of

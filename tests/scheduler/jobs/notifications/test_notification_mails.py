@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, send_all
-from monitor.incidents.alerts.steps import outbox
 from monitor.models import Channel, Message
 from scheduler.facts.jobs import NoticeKind
 from scheduler.jobs.notifications import step as actions
@@ -52,7 +52,7 @@ def deliver() -> int:
 
     step = JobNotifications("gpubox", lambda task: None)
     step.judge(None, LATER)
-    return outbox.send_due(send, LATER)  # type: ignore[arg-type]
+    return steps.send_due(send, LATER)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

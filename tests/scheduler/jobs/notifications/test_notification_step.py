@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.rows import encrypt
-from monitor.incidents.alerts.steps import writer
 from monitor.journal.rows import events
 from monitor.models import Channel, Message
 from scheduler.facts.jobs import NoticeKind
@@ -161,7 +161,7 @@ def test_alerts_do_not_go_to_a_users_own_service(alice: User) -> None:
     Channel.objects.filter(owner=None).delete()
     events.add("GPU_LOST", "GPU 1 is lost", now=NOW, severity="error")
 
-    assert writer.write(LATER) == 0
+    assert steps.write(LATER) == 0
 
 
 @pytest.mark.parametrize("address", ["dbus://", "syslog://", "mailto://u:p@example.org", "no"])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from monitor.facts.incidents import OVER_MEMORY
 from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.facts import OVER_MEMORY
 from monitor.models import Incident
 from scheduler.dispatch.steps.controller import IncidentWatch
 from tests.builders import GIB

@@ -298,7 +298,7 @@ def hogged(hours: float) -> None:
             "last_seen_at": NOW,
         },
     )
-    from monitor.incidents.facts import HOG_RULES
+    from monitor.facts.incidents import HOG_RULES
 
     Incident.objects.create(
         host="gpubox",

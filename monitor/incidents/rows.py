@@ -1,4 +1,4 @@
-"""Rows <-> facts: incidents, exemptions, and the use that the rules judge."""
+"""Rows <-> facts: incidents, exemptions, the use that the rules judge, and scarce resources."""
 
 from __future__ import annotations
 
@@ -7,13 +7,32 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F, Max, Q, QuerySet, Sum
+from django.db.models import Avg, Count, F, Max, Q, QuerySet, Sum
 
 from monitor.facts.answers import fact_from
 from monitor.facts.claims import ClaimFact
+from monitor.facts.formats import duration
+from monitor.facts.incidents import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
 from monitor.facts.readings import ProcessReading
-from monitor.incidents.facts import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
-from monitor.incidents.policy.findings import ExemptionRule, Finding, key_of, subject_of
+from monitor.incidents.policy import constraints
+from monitor.incidents.policy.constraints import (
+    DATA_DISK,
+    DISK,
+    THROTTLED,
+    Constraint,
+    ConstraintEffect,
+)
+from monitor.incidents.policy.findings import (
+    Booking,
+    BookingPolicy,
+    ExemptionRule,
+    Finding,
+    GpuTimePolicy,
+    MemoryPolicy,
+    group_name,
+    key_of,
+    subject_of,
+)
 from monitor.incidents.policy.lifecycle import (
     IncidentChange,
     OpenIncident,
@@ -21,21 +40,21 @@ from monitor.incidents.policy.lifecycle import (
     milestones,
     union_s,
 )
-from monitor.incidents.policy.rule_input import Booking, group_name
-from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
-from monitor.incidents.policy.turns import STEP_S
 from monitor.incidents.policy.usage_buffers import Key, Total, UsageMinute
-from monitor.incidents.policy.usage_series import HORIZON_S, UsagePoint
+from monitor.incidents.policy.usage_series import HORIZON_S, STEP_S, UsagePoint
 from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
-from monitor.incidents.rules.memory import IDLE_PCT
+from monitor.incidents.rules.processes import IDLE_PCT
 from monitor.incidents.wording import sentence
 from monitor.journal.rows import audit, events
+from monitor.models import Constraint as Row
 from monitor.models import (
     CpuScanState,
     Exemption,
     Gpu,
     GpuMinute,
+    HostSample,
     Incident,
+    Pattern,
     ProcessMinute,
     ProcessUse,
     Sample,
@@ -500,3 +519,98 @@ def _spans_since(host: str, at: datetime) -> QuerySet[Any, list[list[float]]]:
 def of_person(name: str) -> Q:
     """Incidents of the processes and jobs of a user."""
     return Q(job_owner=name) | Q(job_owner="", user=name)
+
+
+def patterns(user: str = "") -> list[Pattern]:
+    """The stored patterns of recurring use, most certain first; of one user, or of all."""
+    rows = Pattern.objects.select_related("gpu").order_by("id")
+    return list(rows.filter(user=user) if user else rows)
+
+
+# Scarce resources of hosts, and the events when they begin and end.
+
+
+# The window of the mean CPU use, and how much of it must be known.
+CPU_WINDOW, CPU_KNOWN = timedelta(seconds=30), 0.5
+# GPU health reports these events.
+UNTOLD = {THROTTLED}
+
+
+def constraint_keys(host: str) -> list[tuple[str, str]]:
+    """(kind, subject) of all open constraints of `host`."""
+    return [(row.kind, row.subject) for row in open_constraints(host)]
+
+
+def open_constraints(host: str | None = None) -> list[Row]:
+    """All open constraints of `host` (None = any), oldest first."""
+    return [row for row in _open_constraints() if host in (None, row.host)]
+
+
+@compiled_once
+def _open_constraints() -> QuerySet[Row]:
+    return Row.objects.filter(until_at__isnull=True).order_by("from_at", "id")
+
+
+def cpu_pct(host: str, now: datetime) -> float | None:
+    """Mean CPU use of the last half minute; None = too little is known."""
+    since = int((now - CPU_WINDOW).timestamp())
+    rows = HostSample.objects.filter(host=host, t__gt=since, t__lte=int(now.timestamp()))
+    totals = rows.aggregate(mean=Avg("cpu_pct"), samples=Count("cpu_pct"))
+    if totals["samples"] < CPU_KNOWN * CPU_WINDOW.total_seconds():
+        return None
+    return float(totals["mean"])
+
+
+def apply_constraints(
+    verdict: constraints.Verdict, host: str, now: datetime, isolation: ItemIsolation
+) -> None:
+    """Store a verdict and record its events."""
+    isolation.each(
+        verdict.opened,
+        lambda constraint: f"{constraint.kind} {constraint.subject}",
+        lambda constraint: _open_one(constraint, host, now),
+        now,
+    )
+    isolation.each(verdict.closed, " ".join, lambda key: _close_constraint(host, *key, now), now)
+
+
+def _open_one(constraint: Constraint, host: str, now: datetime) -> None:
+    Row.objects.create(
+        host=host,
+        kind=constraint.kind,
+        subject=constraint.subject,
+        text=constraint.text,
+        from_at=now,
+    )
+    _tell(constraint, host, now)
+
+
+def _close_constraint(host: str, kind: str, subject: str, now: datetime) -> None:
+    rows = Row.objects.filter(host=host, kind=kind, subject=subject, until_at__isnull=True)
+    for row in rows:
+        row.until_at = now
+        row.save(update_fields=["until_at"])
+        _tell_end(row, now)
+
+
+def _tell(constraint: Constraint, host: str, now: datetime) -> None:
+    if constraint.kind in UNTOLD:
+        return
+    events.add(
+        "DISK_SPACE_LOW" if constraint.kind in (DISK, DATA_DISK) else "RESOURCE_CONSTRAINT",
+        constraint.text,
+        now=now,
+        severity="info" if constraint.effect is ConstraintEffect.SOFT else "warning",
+        host=host,
+    )
+
+
+def _tell_end(row: Row, now: datetime) -> None:
+    if row.kind in UNTOLD:
+        return
+    events.add(
+        "DISK_SPACE_OK" if row.kind in (DISK, DATA_DISK) else "RESOURCE_CONSTRAINT_OVER",
+        f"Resolved after {duration(now - row.from_at)}. It began with: {row.text}",
+        now=now,
+        host=row.host,
+    )
