@@ -7,7 +7,7 @@ from typing import Any
 
 from csp.constants import NONE, SELF
 
-from gpucoord_site.cli import token_file
+from gpucoord_site.cli import local_login
 from gpucoord_site.config.databases import database
 from gpucoord_site.config.extensions import rooms_off
 from gpucoord_site.config.file import config_file
@@ -23,7 +23,9 @@ ROOMS_OFF = rooms_off(CONFIG.extensions)
 DATA = CONFIG.data
 LOCK_FOLDER = CONFIG.locks
 # Files outside the data folder that hold secrets: closed to jobs that share our account.
-SECRET_FILES = [path for path in (config_file(), token_file.place().parent) if path is not None]
+SECRET_FILES = [
+    path for path in (config_file(), local_login.token_path().parent) if path is not None
+]
 PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps templates/ and static/ at its top, a wheel inside this package.
 ASSETS = PACKAGE if (PACKAGE / "templates").is_dir() else PACKAGE.parent

@@ -12,8 +12,7 @@ from django.test import Client as Browser
 from django.utils import timezone
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.client import Client
-from gpucoord_site.cli.transport import Answer
+from gpucoord_site.cli.client import Answer, Client
 from monitor.models import Agent
 from monitor.owners.accounts import rows
 

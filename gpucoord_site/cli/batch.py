@@ -6,33 +6,56 @@ import glob
 import json
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.parsing import Parser
-from gpucoord_site.cli.script_files import BadScript
+from gpucoord_site.cli.commands import Command, Failed, Parser, arg, command
 from gpucoord_site.cli.submit import named_values
 from monitor.facts import input_rules
 
-OURS = 125
 
-
-class UnreadableInput(Exception):
+class UnreadableInput(Failed):
     """The items can't be found."""
 
 
-def main(argv: Sequence[str]) -> int:
+class Intermixed(Command):
+    """Arguments of the script may follow the options."""
+
+    def read(self, parser: Parser, argv: Sequence[str]) -> Namespace:
+        return parser.parse_intermixed_args(argv)
+
+
+@command(
+    "batch",
+    "Run a script for many items, and print the number of the batch.",
+    arg("script SCRIPT", "a registered script", nargs="?", default=""),
+    arg("arguments NAME=VALUE", "further arguments of the script", nargs="*"),
+    arg(
+        "--input SOURCE",
+        "a folder, a pattern, a file, a list (.txt, .json), or - ; may be repeated",
+        action="append",
+        required=True,
+    ),
+    arg("--command LINE", "a shell line instead, such as 'run \"$GPUCOORD_ITEM\"'"),
+    arg("--name NAME", "name of the batch"),
+    arg("--gpus N", "GPUs of each item (default: 1)", type=int),
+    arg("--priority N", "priority of each item", type=int),
+    arg(
+        "--gpu-mode",
+        "for exclusive, models leave their GPUs (default: by the number of items)",
+        choices=("shared", "exclusive"),
+    ),
+    arg("--only-gpus LIST", "GPUs that exclusive mode may take, such as 0,2"),
+    *connection.SERVER,
+    usage="gpucoord batch SCRIPT --input FOLDER|GLOB|FILE [options] [NAME=VALUE ...]",
+    kind=Intermixed,
+)
+def batch(options: Namespace) -> int:
     """Returns 0, or 125 when gpucoord failed or refused."""
-    # Arguments of the script may follow the options.
-    options = _parser().parse_intermixed_args(argv)
-    try:
-        body = _body(options)
-    except (BadScript, UnreadableInput) as error:
-        connection.complain(str(error))
-        return OURS
+    body = _body(options)
     return connection.tell(options, lambda client: client.submit_batch(body), lines)
 
 
@@ -98,37 +121,3 @@ def _of_file(path: Path) -> list[str]:
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _parser() -> ArgumentParser:
-    parser = Parser(
-        prog="gpucoord batch",
-        usage="gpucoord batch SCRIPT --input FOLDER|GLOB|FILE [options] [NAME=VALUE ...]",
-        description="Run a script for many items, and print the number of the batch.",
-    )
-    add = parser.add_argument
-    add("script", nargs="?", default="", metavar="SCRIPT", help="a registered script")
-    add("arguments", nargs="*", metavar="NAME=VALUE", help="further arguments of the script")
-    add(
-        "--input",
-        action="append",
-        required=True,
-        metavar="SOURCE",
-        help="a folder, a pattern, a file, a list (.txt, .json), or - ; may be repeated",
-    )
-    add("--command", metavar="LINE", help="a shell line instead, such as 'run \"$GPUCOORD_ITEM\"'")
-    add("--name", metavar="NAME", help="name of the batch")
-    add("--gpus", type=int, metavar="N", help="GPUs of each item (default: 1)")
-    add("--priority", type=int, metavar="N", help="priority of each item")
-    add(
-        "--gpu-mode",
-        choices=("shared", "exclusive"),
-        help="for exclusive, models leave their GPUs (default: by the number of items)",
-    )
-    add("--only-gpus", metavar="LIST", help="GPUs that exclusive mode may take, such as 0,2")
-    connection.add_json(parser)
-    connection.add_options(parser)
-    return parser
-
-
-PARSERS = {"batch": _parser}

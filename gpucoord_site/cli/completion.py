@@ -1,15 +1,15 @@
-"""`gpucoord completion SHELL` and `gpucoord man`, both made from the commands' own parsers."""
+"""`gpucoord completion SHELL` and `gpucoord man`, both made from the declared commands."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
-from argparse import Action, ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Iterator
 from typing import Any
 
-from gpucoord_site.cli.parsing import Parser
+from gpucoord_site.cli.commands import Command, arg, command
 
 # Their modules import much, and they have few options.
 HEAVY = {"demo", "check"}
@@ -51,14 +51,18 @@ compdef _gpucoord gpucoord
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    shell = parser().parse_args(argv).shell
-    sys.stdout.write({"bash": bash, "zsh": zsh, "fish": fish}[shell]())
+@command(
+    "completion",
+    "Print the completion of gpucoord for a shell.",
+    arg("shell", "the shell that will read it", choices=SHELLS),
+)
+def completion(options: Namespace) -> int:
+    sys.stdout.write({"bash": bash, "zsh": zsh, "fish": fish}[options.shell]())
     return 0
 
 
-def manual(argv: Sequence[str]) -> int:
-    manual_parser().parse_args(argv)
+@command("man", "Print the manual page: gpucoord man | man -l -")
+def manual(_options: Namespace) -> int:
     sys.stdout.write("\n".join(man_page()) + "\n")
     return 0
 
@@ -71,10 +75,10 @@ def parsers() -> dict[str, ArgumentParser]:
     for name, (_, target) in COMMANDS.items():
         if target is None or name in HEAVY:
             continue
-        module = importlib.import_module(target.partition(":")[0])
-        made: dict[str, Callable[[], ArgumentParser]] = getattr(module, "PARSERS", {})
-        if name in made:
-            commands[name] = made[name]()
+        module, _, attribute = target.partition(":")
+        made = getattr(importlib.import_module(module), attribute)
+        if isinstance(made, Command):
+            commands[name] = made.parser()
     return commands
 
 
@@ -188,18 +192,3 @@ def _man_action(action: Action) -> Iterator[str]:
 def _roff(text: str) -> str:
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped
-
-
-def parser() -> ArgumentParser:
-    made = Parser(
-        prog="gpucoord completion", description="Print the completion of gpucoord for a shell."
-    )
-    made.add_argument("shell", choices=SHELLS, help="the shell that will read it")
-    return made
-
-
-def manual_parser() -> ArgumentParser:
-    return Parser(prog="gpucoord man", description="Print the manual page: gpucoord man | man -l -")
-
-
-PARSERS = {"completion": parser, "man": manual_parser}

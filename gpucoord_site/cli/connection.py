@@ -5,25 +5,20 @@ A server on this machine logs its users in by their OS account, so they need no 
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import shlex
-import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import instances, local_login, token_file
-from gpucoord_site.cli.parsing import Parser
-from monitor.facts.input_rules import escaped
+from gpucoord_site.cli import local_login
+from gpucoord_site.cli.commands import USAGE_ERROR, Argument, Command, arg, complain, show
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
+Json = dict[str, Any]
 TIMEOUT_S = 30.0
-LONGEST_S = 86_400.0
 URL = "http://127.0.0.1:8000"
 UNEXPECTED = (
     "The server's answer has another form than expected. Is it gpucoord, and of the same version?"
@@ -39,60 +34,66 @@ SEVERAL = (
     "Several gpucoord services run on this machine: {addresses}."
     " Choose one with --url, GPUCOORD_URL or GPUCOORD_DATA."
 )
+JSON = arg("--json", "print the JSON of the REST API")
+PLACE = (
+    arg(
+        "--url",
+        "the server (default: GPUCOORD_URL, or the service on this machine)",
+        action="store",
+    ),
+    arg(
+        "--token",
+        "better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes",
+        action="store",
+    ),
+)
+SERVER = (JSON, *PLACE)
 
 
-def add_options(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--url", help="the server (default: GPUCOORD_URL, or the service on this machine)")
-    add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
+def asks(
+    name: str,
+    description: str,
+    *arguments: Argument,
+    ask: Callable[[Client, Namespace], Json],
+    lines: Callable[[Json], Iterable[str]],
+    check: Callable[[Namespace], str | None] = lambda _: None,
+) -> Command:
+    """A command that asks the server and prints the answer, with --json as JSON.
+
+    check: says what is wrong with the options, before the server is asked.
+    """
+
+    def run_command(options: Namespace) -> int:
+        if problem := check(options):
+            return complain(problem, USAGE_ERROR)
+        return tell(options, lambda client: ask(client, options), lines)
+
+    return Command(name, description, arguments, run_command, {})
 
 
-def add_json(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the JSON of the REST API")
+def tell(
+    options: Namespace,
+    question: Callable[[Client], Json],
+    lines: Callable[[Json], Iterable[str]],
+) -> int:
+    """Print the answer, with --json as JSON. Returns as `run`."""
+
+    def work(client: Client) -> int:
+        answer = question(client)
+        return show(options, answer, lines(answer))
+
+    return run(options, work)
 
 
-def parser(name: str, description: str, **more: Any) -> Parser:
-    """A parser with the options that all commands have."""
-    made = Parser(prog=f"gpucoord {name}", description=description, **more)
-    add_json(made)
-    add_options(made)
-    return made
-
-
-def number(text: str) -> float:
-    """The value of an option; JSON has no infinity."""
+def run(options: Namespace, work: Callable[[Client], int]) -> int:
+    """The exit code of `work`, or 125 with a sentence. Raises Failed when a request failed."""
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ArgumentTypeError(f"{escaped(text)!r} is not a number")
-    return value
-
-
-def seconds(text: str) -> float:
-    """The value of an option: a number of seconds, at most a day."""
-    value = number(text)
-    if not 0 <= value <= LONGEST_S:
-        raise ArgumentTypeError(f"{escaped(text)!r} is not a number of seconds from 0 to 86400")
-    return value
-
-
-def count(text: str) -> int:
-    """The value of an option: a whole number, 1 or more."""
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 19 and int(text)):
-        raise ArgumentTypeError(f"{escaped(text)!r} is not a whole number, 1 or more")
-    return int(text)
-
-
-def variable(text: str) -> tuple[str, str]:
-    """The value of an option: NAME=VALUE, or NAME for its value in this shell."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        if name not in os.environ:
-            raise ArgumentTypeError(f"{shlex.quote(name)} is not set here; write NAME=VALUE")
-        value = os.environ[name]
-    return name, value
+        with closing(connect(options)) as client:
+            return work(client)
+    except local_login.UnsafeToken as error:
+        return complain(str(error))
+    except WRONG_FORM as error:
+        return complain(f"{UNEXPECTED} ({type(error).__name__}: {error}).")
 
 
 def given_url(options: Namespace) -> str | None:
@@ -101,12 +102,12 @@ def given_url(options: Namespace) -> str | None:
 
 def url(options: Namespace) -> str:
     """The given address, or that of the service on this machine. Raises RequestFailed."""
-    from gpucoord_site.cli.transport import RequestFailed
+    from gpucoord_site.cli.client import RequestFailed
 
     if given := given_url(options):
         return given
     try:
-        running = instances.addresses()
+        running = local_login.addresses()
     except local_login.LoginRefused as error:
         raise RequestFailed(str(error)) from None
     if len(running) > 1:
@@ -116,8 +117,7 @@ def url(options: Namespace) -> str:
 
 def connect(options: Namespace, timeout_s: float = TIMEOUT_S) -> Client:
     """Raises RequestFailed or UnsafeToken with a sentence."""
-    from gpucoord_site.cli.client import Client, RequestFailed
-    from gpucoord_site.cli.transport import Transport
+    from gpucoord_site.cli.client import Client, RequestFailed, Transport
 
     address = url(options)
     if token := _token(options):
@@ -138,7 +138,7 @@ def connect(options: Namespace, timeout_s: float = TIMEOUT_S) -> Client:
     return Client(login["url"], login["token"], timeout_s, headers=login["headers"], renew=renew)
 
 
-def _local_login(address: str) -> dict[str, Any] | None:
+def _local_login(address: str) -> Json | None:
     from gpucoord_site.cli.client import RequestFailed
 
     try:
@@ -147,51 +147,11 @@ def _local_login(address: str) -> dict[str, Any] | None:
         raise RequestFailed(str(error)) from None
 
 
-def tell(
-    options: Namespace,
-    question: Callable[[Client], dict[str, Any]],
-    lines: Callable[[dict[str, Any]], Iterable[str]],
-) -> int:
-    """Print the answer, with --json as JSON. Returns 0, or 125 when the request failed."""
-
-    def work(client: Client) -> int:
-        answer = question(client)
-        text = json.dumps(answer, indent=2) if options.json else _text(lines(answer))
-        sys.stdout.write(f"{text}\n")
-        return 0
-
-    return run(options, work)
-
-
-def run(options: Namespace, work: Callable[[Client], int]) -> int:
-    """The exit code of `work`, or 125 with a sentence when a request failed."""
-    from gpucoord_site.cli.client import RequestFailed
-
-    try:
-        with closing(connect(options)) as client:
-            return work(client)
-    except (RequestFailed, token_file.UnsafeToken) as error:
-        complain(str(error))
-    except WRONG_FORM as error:
-        complain(f"{UNEXPECTED} ({type(error).__name__}: {error}).")
-    return 125
-
-
-def complain(text: str) -> None:
-    for line in text.splitlines():
-        sys.stderr.write(f"gpucoord: {escaped(line)}\n")
-    sys.stderr.flush()
-
-
-def _text(lines: Iterable[str]) -> str:
-    return "\n".join(map(escaped, lines))
-
-
 def _token(options: Namespace) -> str | None:
     """The given or saved token; None = there is none."""
     from gpucoord_site.cli.client import RequestFailed
 
-    token = options.token or os.environ.get("GPUCOORD_TOKEN") or token_file.load()
+    token = options.token or os.environ.get("GPUCOORD_TOKEN") or local_login.saved_token()
     if not token:
         return None
     if not token.isascii() or not token.isprintable():

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from argparse import REMAINDER, ArgumentParser
+from argparse import REMAINDER, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from gpucoord_site.cli.parsing import Parser
+from gpucoord_site.cli.commands import Argument, arg, command, complain
 
-# The same exit code as docker: gpucoord failed, not the command.
-OURS = 125
 LABEL = "gpucoord.job"
 CDI_GPU = "nvidia.com/gpu"
 OUTSIDE = (
@@ -35,19 +33,40 @@ PASSED_ON = (
 )
 
 
-def main(argv: Sequence[str]) -> int:
+class Run(Argument):
+    """The only action, `run`, which has arguments of its own."""
+
+    def add_to(self, parser: Any) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="run")
+        run = actions.add_parser(
+            "run",
+            help="run a command in a container, inside a job",
+            usage="gpucoord container run [--podman OPTION] IMAGE [COMMAND [ARGUMENT ...]]",
+            description="The job's GPUs (by CDI), the current folder and the folder of checkpoints"
+            " are available inside. The container ends with the job.",
+        )
+        about = "an option of `podman run`, such as --podman=--network=none; may be repeated"
+        for argument in (
+            arg("--podman OPTION", about, action="append", default=[]),
+            arg("image IMAGE", "image to run"),
+            arg("command COMMAND", "command in the container", nargs=REMAINDER),
+        ):
+            argument.add_to(run)
+
+
+@command("container", "Start a container of Podman as a part of a job.", Run((), {}))
+def container(options: Namespace) -> int:
     """Becomes podman, whose exit code is the container's; returns 125 when it can't."""
-    options = _parser().parse_args(argv)
     if "GPUCOORD_JOB_ID" not in os.environ:
-        return _fail(OUTSIDE)
+        return complain(OUTSIDE)
     podman = shutil.which("podman")
     if podman is None:
-        return _fail(NO_PODMAN.format(path=os.environ.get("PATH", "")))
-    command = [podman, *arguments(os.environ, os.getcwd(), options.podman, options.image)]  # noqa: PTH109
+        return complain(NO_PODMAN.format(path=os.environ.get("PATH", "")))
+    words = arguments(os.environ, os.getcwd(), options.podman, options.image)  # noqa: PTH109
     try:
-        os.execv(podman, [*command, *options.command])  # noqa: S606
+        os.execv(podman, [podman, *words, *options.command])  # noqa: S606
     except OSError as error:
-        return _fail(f"{podman} can't be started: {error.strerror}.")
+        return complain(f"{podman} can't be started: {error.strerror}.")
 
 
 def arguments(
@@ -85,36 +104,3 @@ def _folders(environ: Mapping[str, str], folder: str) -> Iterator[str]:
     if yield_file := environ.get("GPUCOORD_YIELD_FILE"):
         above = os.path.dirname(yield_file)  # noqa: PTH120
         yield f"--volume={above}:{above}:ro"
-
-
-def _fail(text: str) -> int:
-    sys.stderr.write(f"gpucoord: {text}\n")
-    return OURS
-
-
-def _parser() -> ArgumentParser:
-    parser = Parser(
-        prog="gpucoord container",
-        description="Start a container of Podman as a part of a job.",
-    )
-    commands = parser.add_subparsers(dest="action", required=True, metavar="run")
-    run = commands.add_parser(
-        "run",
-        help="run a command in a container, inside a job",
-        usage="gpucoord container run [--podman OPTION] IMAGE [COMMAND [ARGUMENT ...]]",
-        description="The job's GPUs (by CDI), the current folder and the folder of checkpoints are"
-        " available inside. The container ends with the job.",
-    )
-    run.add_argument(
-        "--podman",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="an option of `podman run`, such as --podman=--network=none; may be repeated",
-    )
-    run.add_argument("image", metavar="IMAGE", help="image to run")
-    run.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="command in the container")
-    return parser
-
-
-PARSERS = {"container": _parser}

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from gpucoord_site.cli.commands import Failed
 from monitor.facts.input_rules import escaped, is_storable
 from scheduler.facts.field_types import (
     LARGEST_ENV,
@@ -53,7 +54,7 @@ TOO_LARGE = (
 )
 
 
-class EnvironmentTooLarge(Exception):
+class EnvironmentTooLarge(Failed):
     """The message says what to do."""
 
 

@@ -8,19 +8,20 @@ import signal
 import socket
 import sys
 import time
-from argparse import ArgumentParser
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, tables
+from gpucoord_site.cli.commands import REFUSED, arg, command, complain, count, seconds, show
+from gpucoord_site.cli.connection import SERVER, asks
 from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
 Json = dict[str, Any]
-REFUSED, OURS = 1, 125
 # A login must not wait for a server that does not answer.
 MOTD_S = 1.0
 KILL_S = 10.0
@@ -29,22 +30,22 @@ SHORTEST_S = 0.2
 MOST_COMMAND = 60
 
 
-def gpus(argv: Sequence[str]) -> int:
-    options = gpus_parser().parse_args(argv)
-    return connection.tell(options, lambda client: client.gpus(), gpu_lines)
-
-
-def mine(argv: Sequence[str]) -> int:
+@command(
+    "mine",
+    "List your own processes on GPUs.",
+    *SERVER,
+    arg("--motd", "one sentence for each idle process, for a login message; silent otherwise"),
+)
+def mine(options: Namespace) -> int:
     """With --motd, only idle processes are shown, and errors are silent."""
-    options = mine_parser().parse_args(argv)
     if options.motd:
         return _motd(options)
     return connection.tell(options, lambda client: {"processes": client.mine()}, _mine_lines)
 
 
-def _motd(options: Any) -> int:
+def _motd(options: Namespace) -> int:
     from gpucoord_site.cli.client import RequestFailed
-    from gpucoord_site.cli.token_file import UnsafeToken
+    from gpucoord_site.cli.local_login import UnsafeToken
 
     try:
         with _deadline(MOTD_S), connection.connect(options, MOTD_S) as client:
@@ -53,15 +54,14 @@ def _motd(options: Any) -> int:
     except (RequestFailed, UnsafeToken, OSError, *connection.WRONG_FORM):
         processes, lines = [], []
     if options.json:
-        sys.stdout.write(f"{json.dumps({'processes': processes}, indent=2)}\n")
-        return 0
+        return show(options, {"processes": processes}, ())
     for line in lines:
         sys.stdout.write(f"{escaped(line)}\n")
     return 0
 
 
 @contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
+def _deadline(limit_s: float) -> Iterator[None]:
     """Interrupt what takes longer, whatever it waits for. Raises TimeoutError.
 
     Windows has no such timer; the time limits of the connection hold there.
@@ -74,7 +74,7 @@ def _deadline(seconds: float) -> Iterator[None]:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
     finally:
@@ -82,32 +82,38 @@ def _deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def end(argv: Sequence[str]) -> int:
+@command(
+    "end",
+    "End one of your own processes on a GPU.",
+    *SERVER,
+    arg("pid PID", "its number, as `gpucoord mine` shows it", type=count),
+    arg("--grace SECONDS", "time to SIGKILL", type=seconds, default=10.0),
+    arg("--force", "this host has another name there"),
+)
+def end(options: Namespace) -> int:
     """SIGTERM, and SIGKILL if it has not ended after the grace period."""
-    options = end_parser().parse_args(argv)
 
     def work(client: Client) -> int:
-        host = socket.gethostname()
-        matches = [process for process in client.mine() if process["pid"] == options.pid]
-        if not matches:
-            connection.complain(
-                f"You have no process {options.pid} on a GPU. `gpucoord mine` lists yours."
-            )
-            return REFUSED
-        if job := matches[0]["job"]:
-            text = f"Process {options.pid} belongs to job {job}: run gpucoord cancel {job}"
-            connection.complain(text)
-            return REFUSED
-        if matches[0]["host"] != host and not options.force:
-            text = f"Process {options.pid} runs on {matches[0]['host']}; run this command there."
-            connection.complain(text)
-            return REFUSED
-        return _end(options)
+        refusal = _refusal(client.mine(), options)
+        return complain(refusal, REFUSED) if refusal else _end(options)
 
     return connection.run(options, work)
 
 
-def _end(options: Any) -> int:
+def _refusal(processes: Sequence[Json], options: Namespace) -> str:
+    """Why this process is not ended; "" = it is."""
+    pid = options.pid
+    process = next((process for process in processes if process["pid"] == pid), None)
+    if process is None:
+        return f"You have no process {pid} on a GPU. `gpucoord mine` lists yours."
+    if job := process["job"]:
+        return f"Process {pid} belongs to job {job}: run gpucoord cancel {job}"
+    if process["host"] != socket.gethostname() and not options.force:
+        return f"Process {pid} runs on {process['host']}; run this command there."
+    return ""
+
+
+def _end(options: Namespace) -> int:
     pid = options.pid
     try:
         # A descriptor stays with this process, even if its number is reused.
@@ -116,22 +122,20 @@ def _end(options: Any) -> int:
         if not _has_ended(process, options.grace):
             signal.pidfd_send_signal(process, signal.SIGKILL)
             if not _has_ended(process, KILL_S):
-                connection.complain(f"Process {pid} has not ended after SIGKILL.")
-                return REFUSED
+                return complain(f"Process {pid} has not ended after SIGKILL.", REFUSED)
     except ProcessLookupError:
         pass
     except PermissionError:
-        connection.complain(f"Process {pid} is not of your account; you may not end it.")
-        return REFUSED
+        return complain(f"Process {pid} is not of your account; you may not end it.", REFUSED)
     answer = json.dumps({"pid": pid, "ended": True}) if options.json else f"process {pid}: ended"
     sys.stdout.write(f"{answer}\n")
     return 0
 
 
-def _has_ended(process: int, seconds: float) -> bool:
+def _has_ended(process: int, within_s: float) -> bool:
     import select
 
-    return bool(select.select([process], [], [], seconds)[0])
+    return bool(select.select([process], [], [], within_s)[0])
 
 
 def gpu_lines(answer: Json) -> Iterator[str]:
@@ -201,9 +205,15 @@ def _command(process: Json) -> str:
     return words if len(words) <= MOST_COMMAND else f"{words[: MOST_COMMAND - 1]}…"
 
 
-def top(argv: Sequence[str]) -> int:
+@command(
+    "top",
+    "Show GPUs and jobs, updated live.",
+    *SERVER,
+    arg("--interval SECONDS", "default: 2", type=seconds, default=2.0),
+    arg("--once", "print once"),
+)
+def top(options: Namespace) -> int:
     """GPUs and jobs, again and again until Ctrl-C; once when stdout is no terminal."""
-    options = top_parser().parse_args(argv)
 
     def work(client: Client) -> int:
         if options.json or options.once or not sys.stdout.isatty():
@@ -236,13 +246,11 @@ def _watch(client: Client, interval: float) -> int:
             time.sleep(max(SHORTEST_S, interval))
 
 
-def _print_once(client: Client, options: Any) -> int:
+def _print_once(client: Client, options: Namespace) -> int:
     if options.json:
         answer = client.gpus() | {"jobs": list(client.jobs(state="open"))}
-        sys.stdout.write(f"{json.dumps(answer, indent=2)}\n")
-        return 0
-    width = 120
-    sys.stdout.write("\n".join(_top_lines(client, 1000, width)) + "\n")
+        return show(options, answer, ())
+    sys.stdout.write("\n".join(_top_lines(client, 1000, 120)) + "\n")
     return 0
 
 
@@ -263,32 +271,10 @@ def _top_lines(client: Client, height: int, width: int) -> Iterator[str]:
     yield from rest[: max(3, height - len(shown) - 3)]
 
 
-def gpus_parser() -> ArgumentParser:
-    return connection.parser("gpus", "List the GPUs with their state, memory and jobs.")
-
-
-def mine_parser() -> ArgumentParser:
-    parser = connection.parser("mine", "List your own processes on GPUs.")
-    text = "one sentence for each idle process, for a login message; silent otherwise"
-    parser.add_argument("--motd", action="store_true", help=text)
-    return parser
-
-
-def end_parser() -> ArgumentParser:
-    parser = connection.parser("end", "End one of your own processes on a GPU.")
-    add = parser.add_argument
-    add("pid", type=connection.count, metavar="PID", help="its number, as `gpucoord mine` shows it")
-    add("--grace", type=connection.seconds, default=10.0, metavar="SECONDS", help="time to SIGKILL")
-    add("--force", action="store_true", help="this host has another name there")
-    return parser
-
-
-def top_parser() -> ArgumentParser:
-    parser = connection.parser("top", "Show GPUs and jobs, updated live.")
-    add = parser.add_argument
-    add("--interval", type=connection.seconds, default=2.0, metavar="SECONDS", help="default: 2")
-    add("--once", action="store_true", help="print once")
-    return parser
-
-
-PARSERS = {"gpus": gpus_parser, "mine": mine_parser, "end": end_parser, "top": top_parser}
+gpus = asks(
+    "gpus",
+    "List the GPUs with their state, memory and jobs.",
+    *SERVER,
+    ask=lambda client, _: client.gpus(),
+    lines=gpu_lines,
+)

@@ -1,16 +1,19 @@
-"""`gpucoord queue`, `history`, `show`, `efficiency`: look at jobs. Needs no Django."""
+"""`gpucoord queue`, `history`, `show`, `efficiency`, `why`: look at jobs. Needs no Django."""
 
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, tables
-from gpucoord_site.cli.why import lines as why_lines
+from gpucoord_site.cli import tables
+from gpucoord_site.cli.commands import JOB, arg, count, in_words
+from gpucoord_site.cli.connection import SERVER, asks
 from monitor.facts.answers import AnswerField
+from monitor.facts.formats import sentence_parts
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.units import parse_duration
 from scheduler.runner.spec import script_in
@@ -20,49 +23,28 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 ORDER = {"stopping": 0, "running": 1, "starting": 2, "queued": 3}
+BAR = 20
 
 
-def queue(argv: Sequence[str]) -> int:
-    options = queue_parser().parse_args(argv)
-
-    def question(client: Client) -> Json:
-        jobs_found = list(
-            client.jobs(options.limit, **_filters(options, state=options.state or "open"))
-        )
-        return {"jobs": sorted(jobs_found, key=order)}
-
-    return connection.tell(options, question, queue_lines)
+def _queue(client: Client, options: Namespace) -> Json:
+    matches = client.jobs(options.limit, **_filters(options, state=options.state or "open"))
+    return {"jobs": sorted(matches, key=order)}
 
 
-def history(argv: Sequence[str]) -> int:
-    options = history_parser().parse_args(argv)
-
-    def question(client: Client) -> Json:
-        chosen = _filters(options, state="finished")
-        if options.since:
-            chosen["since"] = (tables.now() - options.since).isoformat()
-        if options.outcome:
-            chosen["outcome"] = options.outcome
-        if options.user is None and not options.all:
-            chosen["owner"] = "me"
-        return {"jobs": list(client.jobs(options.limit, **chosen))}
-
-    return connection.tell(options, question, _history_lines)
+def _history(client: Client, options: Namespace) -> Json:
+    chosen = _filters(options, state="finished")
+    if options.since:
+        chosen["since"] = (tables.now() - options.since).isoformat()
+    if options.outcome:
+        chosen["outcome"] = options.outcome
+    if options.user is None and not options.all:
+        chosen["owner"] = "me"
+    return {"jobs": list(client.jobs(options.limit, **chosen))}
 
 
-def show(argv: Sequence[str]) -> int:
-    options = show_parser().parse_args(argv)
-
-    def question(client: Client) -> Json:
-        job = client.job(options.job)
-        return job | {"why": client.why(options.job)} if job["state"] == "queued" else job
-
-    return connection.tell(options, question, _job_lines)
-
-
-def efficiency(argv: Sequence[str]) -> int:
-    options = efficiency_parser().parse_args(argv)
-    return connection.tell(options, lambda client: client.job(options.job), _efficiency_lines)
+def _show(client: Client, options: Namespace) -> Json:
+    job = client.job(options.job)
+    return job | {"why": client.why(options.job)} if job["state"] == "queued" else job
 
 
 def _filters(options: Namespace, **filters: Any) -> Json:
@@ -228,7 +210,7 @@ def _efficiency_lines(job: Json) -> Iterator[str]:
     limit = job["requested"].get("memory_bytes")
     of = f" of {tables.gib(limit)}" if limit else ""
     yield f"{'host memory, peak:':<20}{tables.gib(peak)}{of}"
-    for use in filter(None, [_last(job).get("gpu_use")]):
+    if use := _last(job).get("gpu_use"):
         yield f"{'GPU memory, peak:':<20}{tables.gib(use['peak_memory_bytes'])}"
         yield f"{'GPU use, mean:':<20}{tables.percent(use['mean_pct'])}"
 
@@ -248,80 +230,164 @@ def _cpu_part(job: Json) -> str:
 
 
 def _last(job: Json) -> Json:
-    jobs_found: Json = job["attempts"][-1] if job["attempts"] else {}
-    return jobs_found
+    attempt: Json = job["attempts"][-1] if job["attempts"] else {}
+    return attempt
 
 
-def _since(word: str) -> timedelta:
-    try:
-        return parse_duration(word)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+# `gpucoord why JOB`: why a job waits, when it may start, what would help.
 
 
-def _list_parser(name: str, description: str) -> ArgumentParser:
-    parser = connection.parser(name, description)
-    add = parser.add_argument
-    add("--user", metavar="NAME", help="only jobs of this user")
-    add("--name", metavar="TEXT", help="only jobs with this in their name")
-    add("--tag", metavar="NAME[=TEXT]", help="only jobs with this tag")
-    add("--array", type=connection.count, metavar="JOB", help="only jobs of this array")
-    return parser
+def why_lines(answer: Json) -> Iterator[str]:
+    yield f"job {answer['id']} ({answer['name']}): {answer['state']}"
+    if answer["state"] != "queued" or not answer["blockers"]:
+        yield _local(answer["text"])
+    if answer["state"] != "queued":
+        return
+    yield from _headline(answer)
+    yield from _expected_start(answer)
+    yield from _advice(answer)
+    yield from _reasons(answer)
+    if answer["factors"]:
+        yield "priority factors:"
+        yield from (f"  {_factor(factor)}" for factor in answer["factors"])
 
 
-def queue_parser() -> ArgumentParser:
-    text = (
-        "List running and waiting jobs, by state, priority and number."
-        " `gpucoord why JOB` says the place of a job in the queue."
-    )
-    parser = _list_parser("queue", text)
-    add = parser.add_argument
-    add("--mine", action="store_true", help="only your own jobs")
-    add("--state", choices=["queued", "starting", "running", "stopping"], help="only this state")
-    add(
-        "--limit",
-        type=connection.count,
-        default=1000,
-        metavar="N",
-        help="at most N jobs (default: 1000)",
-    )
-    return parser
+def what_if_lines(answer: Json) -> Iterator[str]:
+    """The expected start of a job that was not submitted."""
+    if answer["starts_now"]:
+        yield "it would start now"
+    else:
+        yield "it would wait"
+        yield from _headline(answer)
+        yield from _expected_start(answer)
+        yield from _reasons(answer)
+    if suggestion := answer.get("gpu_memory_suggestion"):
+        yield suggestion["text"]
+    yield "nothing was submitted"
 
 
-def history_parser() -> ArgumentParser:
-    parser = _list_parser("history", "List ended jobs, newest first: your own, unless --all.")
-    add = parser.add_argument
-    add("--all", action="store_true", help="jobs of all users")
-    add("--since", type=_since, metavar="TIME", help="submitted within this time, such as 7d")
-    add(
+def _headline(answer: Json) -> Iterator[str]:
+    """The main reason, and what lifts it."""
+    if first := answer.get("headline"):
+        yield _local(f"{first['headline']} {first['next_step']}".strip())
+
+
+def _reasons(answer: Json) -> Iterator[str]:
+    for tier, group in groupby(answer["blockers"], key=lambda blocker: blocker["tier"]):
+        yield f"{tier or 'reasons'}:"
+        yield from (f"  {line}" for blocker in group for line in _reason(blocker))
+
+
+def _expected_start(answer: Json) -> Iterator[str]:
+    if any(blocker.get("never") for blocker in answer["blockers"]):
+        yield "it can't start as it is"
+        return
+    if answer["position"]:
+        yield f"number {answer['position']} in the queue"
+    if answer["starts_p50"]:
+        late = answer["starts_p90"]
+        before = f", in nine of ten cases before {_time(late)}" if late else ""
+        yield f"starts ~{_time(answer['starts_p50'])}{before}"
+    elif answer["starts_after"]:
+        yield f"starts after ~{_time(answer['starts_after'])}"
+    else:
+        yield "start time unknown"
+
+
+def _advice(answer: Json) -> Iterator[str]:
+    """Changes that were planned to start it earlier."""
+    if helps := answer.get("advice"):
+        yield "to start it earlier:"
+        yield from (_local(f"  {each['text']}") for each in helps)
+    else:
+        yield "no change of the request would start it earlier"
+
+
+def _reason(blocker: Json) -> Iterator[str]:
+    yield _local(blocker["text"])
+    until, gpu = blocker["until"], blocker.get("gpu")
+    details = {
+        "requested": blocker["requested"],
+        "on": None if gpu is None or blocker["available"] else f"GPU {gpu}",
+        "available": blocker["available"],
+        "held by": blocker["holder"],
+        "until": until and _time(until),
+    }
+    known_details = [f"{word}: {value}" for word, value in details.items() if value]
+    yield f"  [{'; '.join([blocker['code'], *known_details])}]"
+
+
+def _factor(factor: Json) -> str:
+    filled = round(BAR * min(1.0, max(0.0, factor["value"])))
+    return f"{factor['name']:<12} {'█' * filled}{'·' * (BAR - filled)} {factor['text']}"
+
+
+def _time(iso: str) -> str:
+    """In the time zone of this computer."""
+    return _words(datetime.fromisoformat(iso))
+
+
+def _local(sentence: str) -> str:
+    """The sentence with its times in the time zone of this computer."""
+    parts = sentence_parts(sentence, datetime.now(UTC))
+    return "".join(part if isinstance(part, str) else _words(part) for part in parts)
+
+
+def _words(moment: datetime) -> str:
+    local = moment.astimezone()
+    day = f"{local:%a} {local.day} {local:%b}"
+    year = "" if local.year == datetime.now(UTC).astimezone().year else f" {local.year}"
+    return f"{day}{year} {local:%H:%M %Z}"
+
+
+FILTERS = (
+    arg("--user NAME", "only jobs of this user"),
+    arg("--name TEXT", "only jobs with this in their name"),
+    arg("--tag NAME[=TEXT]", "only jobs with this tag"),
+    arg("--array JOB", "only jobs of this array", type=count),
+)
+queue = asks(
+    "queue",
+    "List running and waiting jobs, by state, priority and number."
+    " `gpucoord why JOB` says the place of a job in the queue.",
+    *SERVER,
+    *FILTERS,
+    arg("--mine", "only your own jobs"),
+    arg("--state", "only this state", choices=["queued", "starting", "running", "stopping"]),
+    arg("--limit N", "at most N jobs (default: 1000)", type=count, default=1000),
+    ask=_queue,
+    lines=queue_lines,
+)
+history = asks(
+    "history",
+    "List ended jobs, newest first: your own, unless --all.",
+    *SERVER,
+    *FILTERS,
+    arg("--all", "jobs of all users"),
+    arg("--since TIME", "submitted within this time, such as 7d", type=in_words(parse_duration)),
+    arg(
         "--outcome",
-        help="one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped",
-    )
-    add(
-        "--limit",
-        type=connection.count,
-        default=50,
-        metavar="N",
-        help="at most N jobs (default: 50)",
-    )
-    return parser
-
-
-def show_parser() -> ArgumentParser:
-    parser = connection.parser("show", "Show a job, and why it waits.")
-    parser.add_argument("job", type=connection.count, metavar="JOB", help="the job's number")
-    return parser
-
-
-def efficiency_parser() -> ArgumentParser:
-    parser = connection.parser("efficiency", "Show what a job used of what it requested.")
-    parser.add_argument("job", type=connection.count, metavar="JOB", help="the job's number")
-    return parser
-
-
-PARSERS = {
-    "queue": queue_parser,
-    "history": history_parser,
-    "show": show_parser,
-    "efficiency": efficiency_parser,
-}
+        "one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped",
+        action="store",
+    ),
+    arg("--limit N", "at most N jobs (default: 50)", type=count, default=50),
+    ask=_history,
+    lines=_history_lines,
+)
+show = asks("show", "Show a job, and why it waits.", *SERVER, JOB, ask=_show, lines=_job_lines)
+efficiency = asks(
+    "efficiency",
+    "Show what a job used of what it requested.",
+    *SERVER,
+    JOB,
+    ask=lambda client, options: client.job(options.job),
+    lines=_efficiency_lines,
+)
+why = asks(
+    "why",
+    "Say why a job waits, and when it may start.",
+    JOB,
+    *SERVER,
+    ask=lambda client, options: client.why(options.job),
+    lines=why_lines,
+)

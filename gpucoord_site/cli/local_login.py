@@ -1,21 +1,25 @@
-"""Ask the gpucoord service of this machine who you are: its Unix socket asks the kernel.
+"""Logins on this machine: by the socket of its gpucoord service, or by a saved token.
 
-Standard library only. The socket's path follows from the port alone. The process that listens must
-be root, this account, or the service account; a stranger could otherwise hand out their own token.
+Standard library only. The service asks the kernel who you are. The path of its socket follows from
+the port alone. The process that listens must be root, this account, or the service account; a
+stranger could otherwise hand out their own token.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import stat
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpucoord_site.config.file import default_data_folder
 from monitor.facts import input_rules
 
 # Only root can make a folder below /run, so its owner is the service account that root chose.
@@ -26,6 +30,9 @@ ANSWER_S = 20.0
 LONGEST_ANSWER = 64 * 1024
 # Together longer than the time in which the service counts logins.
 PAUSES_S = (0.3, 1.0, 2.0, 4.0, 4.0)
+# As monitor/runtime/probes/service_state.py writes it, which clients do not have.
+STATE = Path("run/service.json")
+LISTENS_S = 1.0
 TOO_BUSY = b'{"error": "gpucoord closed the login socket; try again.", "retry": true}'
 
 
@@ -141,3 +148,99 @@ def _is_loopback(host: str) -> bool:
     """By its text: names other than localhost are not looked up."""
     is_ipv4 = host.count(".") == 3 and host.replace(".", "").isdigit()
     return host in ("localhost", "::1") or (is_ipv4 and host.startswith("127."))
+
+
+# The services that run on this machine, by their login sockets and the data folder.
+#
+# This only finds addresses. Before a token is sent, `client.prove` and `ask` check which account
+# listens there.
+
+
+def addresses() -> list[str]:
+    """Addresses of the services that an account writes which the client trusts, by their port.
+
+    GPUCOORD_DATA chooses the service that runs on that data folder. Sockets of other accounts are
+    left out: they could otherwise keep users from the service.
+    """
+    by_port = {port: f"http://127.0.0.1:{port}" for port in _login_ports()}
+    for address in of_data_folder():
+        port = urlsplit(address).port or 0
+        by_port.setdefault(port, address)
+        if os.environ.get("GPUCOORD_DATA"):
+            return [by_port[port]]
+    return [by_port[port] for port in sorted(by_port)]
+
+
+def _login_ports() -> Iterator[int]:
+    trusted = trusted_uids()
+    for folder, prefix in (
+        (SYSTEM_FOLDER, "login-"),
+        (SHARED_FOLDER, "gpucoord-login-"),
+    ):
+        for path in folder.glob(f"{prefix}*.sock"):
+            number = re.fullmatch(r"(\d{1,5})\.sock", path.name.removeprefix(prefix))
+            if number and _is_served(path, trusted):
+                yield int(number[1])
+
+
+def _is_served(path: Path, trusted: set[int]) -> bool:
+    """Whether a process listens on this socket, which a trusted account made."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        status = path.lstat()
+        if stat.S_ISSOCK(status.st_mode) and status.st_uid in trusted:
+            probe.settimeout(LISTENS_S)
+            probe.connect(str(path))
+            return True
+    return False
+
+
+def of_data_folder() -> Iterator[str]:
+    """Of the service on the data folder that this account's own service would use."""
+    named = os.environ.get("GPUCOORD_DATA")
+    path = (Path(named).expanduser() if named else default_data_folder()) / STATE
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path.stat().st_uid not in {0, os.geteuid()}:
+            return
+        state = input_rules.parse_json(path.read_bytes())
+        command = Path(f"/proc/{int(state['pid'])}/cmdline").read_bytes()
+        if command.decode(errors="replace") == state["command"]:
+            yield str(state["address"]).rstrip("/")
+
+
+# The token file of a user, which only its owner can read.
+
+
+class UnsafeToken(Exception):
+    """Others could read the file."""
+
+
+def token_path() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "gpucoord" / "token"
+
+
+def save_token(text: str) -> Path:
+    """Write the file as a whole, readable by its owner alone."""
+    path = token_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_name(f"token.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(text + "\n")
+    part.replace(path)
+    return path
+
+
+def saved_token() -> str | None:
+    """The saved token; None when there is none."""
+    path = token_path()
+    try:
+        with path.open(encoding="ascii") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise UnsafeToken(f"Others can read {path}; run: chmod 600 {path}")
+            return file.read().strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnsafeToken(f"{path} can't be read: {error}") from None

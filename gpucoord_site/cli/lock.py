@@ -7,14 +7,13 @@ import math
 import os
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.parsing import Parser
-from monitor.facts.input_rules import escaped
+from gpucoord_site.cli.commands import Command, Parser, arg, command, complain, in_words
 from scheduler.facts.units import parse_bytes
 from scheduler.runner.confine import host_probe, locks
 from scheduler.runner.confine.locks import HeldLocks, LockRefused
@@ -22,8 +21,8 @@ from scheduler.runner.confine.locks import HeldLocks, LockRefused
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
-# The same exit codes as `timeout` and `docker`: gpucoord failed, not the command.
-BUSY, OURS, NOT_EXECUTABLE, NOT_FOUND = 75, 125, 126, 127
+# The same exit codes as of `env` and docker.
+BUSY, NOT_EXECUTABLE, NOT_FOUND = 75, 126, 127
 LOOK_AGAIN_S, TELL_AGAIN_S, LOOK_AGAIN_ANY_S = 0.2, 60.0, 2.0
 MOST_GPUS = 1024
 DEFAULT_FOLDER = "/tmp"  # noqa: S108 - every account finds it; the files are checked
@@ -39,32 +38,63 @@ Other exit codes: 75 another process holds it (--no-wait), 125 the lock file can
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    """Replace this process by the command, which holds the locks. Returns only on failure."""
-    own, command = _split(argv)
-    parser = _parser()
-    options = parser.parse_args(own)
-    if not command:
-        parser.error("say what to run: gpucoord lock 0 -- python train.py")
-    try:
+class Locking(Command):
+    """`options.any` is how many free GPUs are wanted, 0: those of `options.gpus`, None = all."""
+
+    def read(self, parser: Parser, argv: Sequence[str]) -> Namespace:
+        at = argv.index("--") if "--" in argv else len(argv)
+        options = parser.parse_args(argv[:at])
+        options.command = argv[at + 1 :]
+        if not options.command:
+            raise ArgumentTypeError("say what to run: gpucoord lock 0 -- python train.py")
         options.any = _any(options.gpus)
         options.gpus = [] if options.any else _gpus(options.gpus)
-    except ArgumentTypeError as error:
-        parser.error(str(error))
+        return options
+
+
+def _seconds(word: str) -> float:
+    seconds = float(word)
+    if not 0 <= seconds < math.inf:
+        raise ArgumentTypeError(f"{word} is no time to wait")
+    return seconds
+
+
+@command(
+    "lock",
+    "Have GPUs to yourself while a command runs; wait for them first.",
+    arg("gpus GPU", "a number, all, any or any:N", nargs="+"),
+    arg(
+        "--gpu-memory SIZE",
+        "with any: GPUs with this much free memory, such as 20GiB, even if they are in use",
+        type=in_words(parse_bytes),
+    ),
+    *connection.PLACE,
+    arg("--json", "print the locked GPUs as JSON on standard error"),
+    arg("--shared", "allow other shared locks"),
+    arg("--no-wait", "fail if they are taken", dest="wait", action="store_const", const=0.0),
+    arg("--wait SECONDS", "longest wait", type=_seconds),
+    arg("--folder", "another folder of lock files", type=Path),
+    kind=Locking,
+    usage="gpucoord lock [options] GPU [GPU ...] -- COMMAND [ARGUMENT ...]",
+    epilog=EPILOG,
+    formatter_class=RawDescriptionHelpFormatter,
+)
+def lock(options: Namespace) -> int:
+    """Replace this process by the command, which holds the locks. Returns only on failure."""
     from gpucoord_site.config.file import ConfigError
 
     try:
         if options.any:
-            return connection.run(options, lambda client: _lock_any(client, options, command))
+            return connection.run(options, lambda client: _lock_any(client, options))
         result = _take(options)
     except ConfigError as error:
-        return _fail(f"{error} Or say where the lock files are: --folder /tmp.", OURS)
+        return complain(f"{error} Or say where the lock files are: --folder /tmp.")
     except OSError as error:
-        return _fail(f"{locks.describe_error(error)}.", OURS)
+        return complain(f"{locks.describe_error(error)}.")
     if isinstance(result, LockRefused):
-        return _fail(f"{locks.describe_refusal(result)}.", BUSY)
+        return complain(f"{locks.describe_refusal(result)}.", BUSY)
     _tell(options, options.gpus)
-    return _become(command, options.gpus, result)
+    return _become(options.command, options.gpus, result)
 
 
 def _tell(options: Namespace, gpus: Sequence[int] | None) -> None:
@@ -84,13 +114,12 @@ def _take(options: Namespace) -> HeldLocks | LockRefused:
             return result
         text = locks.describe_refusal(result)
         if text != reported or time.monotonic() - reported_at > TELL_AGAIN_S:
-            sys.stderr.write(f"gpucoord: {escaped(text)}; waiting\n")
-            sys.stderr.flush()
+            complain(f"{text}; waiting")
             reported, reported_at = text, time.monotonic()
         time.sleep(LOOK_AGAIN_S)
 
 
-def _lock_any(client: Client, options: Namespace, command: list[str]) -> int:
+def _lock_any(client: Client, options: Namespace) -> int:
     """Take the best GPUs that are free, and look again until there are enough."""
     folder, reported = options.folder or _folder(), ""
     ends = None if options.wait is None else time.monotonic() + options.wait
@@ -100,14 +129,13 @@ def _lock_any(client: Client, options: Namespace, command: list[str]) -> int:
         if len(locked) == options.any:
             client.close()
             _tell(options, locked)
-            return _become(command, locked, held)
+            return _become(options.command, locked, held)
         held.release()
         text = f"{len(candidates)} of {options.any} GPUs are free now"
         if ends is not None and time.monotonic() >= ends:
-            return _fail(f"{text}.", BUSY)
+            return complain(f"{text}.", BUSY)
         if text != reported:
-            sys.stderr.write(f"gpucoord: {text}; waiting\n")
-            sys.stderr.flush()
+            complain(f"{text}; waiting")
         reported = text
         time.sleep(LOOK_AGAIN_ANY_S)
 
@@ -158,13 +186,6 @@ def _any(words: Sequence[str]) -> int:
     return int(number[:6])
 
 
-def _size(word: str) -> int:
-    try:
-        return parse_bytes(word)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
 def _once(folder: Path, options: Namespace) -> HeldLocks | LockRefused:
     if options.gpus is None:
         return locks.lock_host(folder)
@@ -182,9 +203,9 @@ def _become(command: list[str], gpus: list[int] | None, locks_held: HeldLocks) -
     try:
         os.execvpe(command[0], command, environ)  # noqa: S606
     except FileNotFoundError:
-        return _fail(f"{command[0]}: there is no such command.", NOT_FOUND)
+        return complain(f"{command[0]}: there is no such command.", NOT_FOUND)
     except OSError as error:
-        return _fail(f"{command[0]}: {error.strerror}.", NOT_EXECUTABLE)
+        return complain(f"{command[0]}: {error.strerror}.", NOT_EXECUTABLE)
 
 
 def _folder() -> Path:
@@ -206,19 +227,6 @@ def _folder_of_client() -> Path:
     return Path(named or DEFAULT_FOLDER)
 
 
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"gpucoord: {escaped(text)}\n")
-    return code
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments before -- and the command after it."""
-    if "--" not in argv:
-        return list(argv), []
-    at = list(argv).index("--")
-    return list(argv[:at]), list(argv[at + 1 :])
-
-
 def _gpus(words: Sequence[str]) -> list[int] | None:
     """None = the whole host."""
     if [word.lower() for word in words] == ["all"]:
@@ -236,38 +244,3 @@ def _gpu(word: str) -> int:
     if not word.isdecimal() or not word.isascii():
         raise ArgumentTypeError(f"{word!r} is no GPU's number")
     return int(word) if len(word) < 10 else 10**9
-
-
-def _seconds(word: str) -> float:
-    seconds = float(word)
-    if not 0 <= seconds < math.inf:
-        raise ArgumentTypeError(f"{word} is no time to wait")
-    return seconds
-
-
-def _parser() -> ArgumentParser:
-    from argparse import RawDescriptionHelpFormatter
-
-    parser = Parser(
-        "gpucoord lock",
-        usage="gpucoord lock [options] GPU [GPU ...] -- COMMAND [ARGUMENT ...]",
-        description="Have GPUs to yourself while a command runs; wait for them first.",
-        epilog=EPILOG,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("gpus", metavar="GPU", nargs="+", help="a number, all, any or any:N")
-    text = "with any: GPUs with this much free memory, such as 20GiB, even if they are in use"
-    parser.add_argument("--gpu-memory", type=_size, metavar="SIZE", help=text)
-    connection.add_options(parser)
-    text = "print the locked GPUs as JSON on standard error"
-    parser.add_argument("--json", action="store_true", help=text)
-    parser.add_argument("--shared", action="store_true", help="allow other shared locks")
-    parser.add_argument(
-        "--no-wait", dest="wait", action="store_const", const=0.0, help="fail if they are taken"
-    )
-    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", help="longest wait")
-    parser.add_argument("--folder", type=Path, help="another folder of lock files")
-    return parser
-
-
-PARSERS = {"lock": _parser}

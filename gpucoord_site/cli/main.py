@@ -22,19 +22,19 @@ COMMANDS: Commands = {
     "node": ("start gpucoord on a further host, without pages", None),
     "demo": (
         "try gpucoord with a simulated server; nothing is kept",
-        "gpucoord_site.demo.command:main",
+        "gpucoord_site.demo.command:demo",
     ),
     "setup": (
         "install the service on this server, as root",
-        "gpucoord_site.cli.setup:main",
+        "gpucoord_site.cli.server:setup",
     ),
     "check": (
         "list what this machine has and what is missing",
-        "gpucoord_site.cli.check.command:main",
+        "gpucoord_site.cli.check:check",
     ),
     "submit": (
         "run a command as a job: gpucoord submit -- python train.py",
-        "gpucoord_site.cli.submit:main",
+        "gpucoord_site.cli.submit:submit",
     ),
     "run": (
         "run a command with high priority and wait for it: gpucoord run -- python eval.py",
@@ -42,15 +42,15 @@ COMMANDS: Commands = {
     ),
     "shell": (
         "open a shell with a GPU as a job: gpucoord shell",
-        "gpucoord_site.cli.shell_job.command:main",
+        "gpucoord_site.cli.shell:shell",
     ),
     "notebook": (
         "open JupyterLab with a GPU as a job: gpucoord notebook",
-        "gpucoord_site.cli.shell_job.notebook:main",
+        "gpucoord_site.cli.shell:notebook",
     ),
     "batch": (
         "run a script for many items: gpucoord batch SCRIPT --input FOLDER",
-        "gpucoord_site.cli.batch:main",
+        "gpucoord_site.cli.batch:batch",
     ),
     "queue": ("list running and waiting jobs", "gpucoord_site.cli.jobs:queue"),
     "show": ("show a job: gpucoord show JOB", "gpucoord_site.cli.jobs:show"),
@@ -83,63 +83,63 @@ COMMANDS: Commands = {
     "end": ("end one of your own processes: gpucoord end PID", "gpucoord_site.cli.gpus:end"),
     "incidents": (
         "list incidents; show one, and what would start without it: gpucoord incidents ID",
-        "gpucoord_site.cli.incidents:main",
+        "gpucoord_site.cli.verbs:incidents",
     ),
-    "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.why:main"),
+    "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.jobs:why"),
     "quota": (
         "say what you may use; change limits: gpucoord quota set USER --share 30",
-        "gpucoord_site.cli.quota:main",
+        "gpucoord_site.cli.verbs:quota",
     ),
     "user": (
         "add and invite users: gpucoord user add NAME",
-        "gpucoord_site.cli.users:main",
+        "gpucoord_site.cli.verbs:user",
     ),
     "prompt": (
         "ask a language model: gpucoord prompt MODEL TEXT",
-        "gpucoord_site.cli.prompt:main",
+        "gpucoord_site.cli.verbs:prompt",
     ),
     "models": (
         "list language models; start and unload them: gpucoord models boot MODEL",
-        "gpucoord_site.cli.models:main",
+        "gpucoord_site.cli.verbs:models",
     ),
     "report": (
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
-        "gpucoord_site.cli.report:main",
+        "gpucoord_site.cli.report:report",
     ),
     "clean": (
         "clean up full disks: gpucoord clean --dry-run",
-        "gpucoord_site.cli.clean:main",
+        "gpucoord_site.cli.verbs:clean",
     ),
-    "mcp": ("serve AI agents (Model Context Protocol)", "gpucoord_site.cli.mcp_server:main"),
+    "mcp": ("serve AI agents (Model Context Protocol)", "gpucoord_site.cli.mcp_server:mcp"),
     "lock": (
         "lock GPUs for a command: gpucoord lock 0 -- python train.py",
-        "gpucoord_site.cli.lock:main",
+        "gpucoord_site.cli.lock:lock",
     ),
     "container": (
         "run a container inside a job: gpucoord container run IMAGE",
-        "gpucoord_site.cli.container:main",
+        "gpucoord_site.cli.container:container",
     ),
     "login": (
         "print a link that logs your browser in, once (on the server)",
-        "gpucoord_site.cli.login:main",
+        "gpucoord_site.cli.server:login",
     ),
     "token": ("make a token for REST: gpucoord token USER", None),
     "join-token": ("make a token that lets a further host join", None),
     "backup": (
         "back up database, secret key and settings: gpucoord backup FILE.tar.gz",
-        "gpucoord_site.cli.backup:backup",
+        "gpucoord_site.cli.server:backup",
     ),
     "restore": (
         "put a backup in place: gpucoord restore FILE.tar.gz",
-        "gpucoord_site.cli.backup:restore",
+        "gpucoord_site.cli.server:restore",
     ),
     "move-database": (
         "copy all rows from SQLite to PostgreSQL, or back",
-        "gpucoord_site.cli.backup:move",
+        "gpucoord_site.cli.server:move_database",
     ),
     "completion": (
         "print the completion for a shell: gpucoord completion bash",
-        "gpucoord_site.cli.completion:main",
+        "gpucoord_site.cli.completion:completion",
     ),
     "man": ("print the manual page", "gpucoord_site.cli.completion:manual"),
     "version": ("print the version", "gpucoord_site.cli.main:version"),

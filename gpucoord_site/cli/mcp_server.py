@@ -6,12 +6,12 @@ It needs the extra: pip install 'gpucoord[mcp]'. The token of an agent limits wh
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.parsing import Parser
+from gpucoord_site.cli.commands import command, complain
 from scheduler.facts.job_answers import JOB_ANSWERS
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
 Json = dict[str, Any]
-OURS = 125
 NEEDS_MCP = "gpucoord mcp needs the package mcp: pip install 'gpucoord[mcp]'"
 INSTRUCTIONS = """\
 gpucoord schedules jobs on the GPUs of a shared server. Look at the GPUs, check a job with dry_run,
@@ -33,13 +32,16 @@ MOST_JOBS = 50
 SHOWN = tuple(field.name for field in JOB_ANSWERS if field.for_agents)
 
 
-def main(argv: Sequence[str]) -> int:
-    options = parser().parse_args(argv)
+@command(
+    "mcp",
+    "Serve the Model Context Protocol on stdin and stdout, for an AI agent.",
+    *connection.PLACE,
+)
+def mcp(options: Namespace) -> int:
     try:
         import mcp  # noqa: F401
     except ImportError:
-        connection.complain(NEEDS_MCP)
-        return OURS
+        return complain(NEEDS_MCP)
 
     def work(client: Client) -> int:
         # Stdout belongs to the protocol.
@@ -165,15 +167,3 @@ def _body(command: str, gpus: int, gpu_memory: str | None, time_limit: str | Non
 
 def _part(answer: Json, names: Sequence[str]) -> Json:
     return {name: answer[name] for name in names if name in answer}
-
-
-def parser() -> ArgumentParser:
-    made = Parser(
-        prog="gpucoord mcp",
-        description="Serve the Model Context Protocol on stdin and stdout, for an AI agent.",
-    )
-    connection.add_options(made)
-    return made
-
-
-PARSERS = {"mcp": parser}

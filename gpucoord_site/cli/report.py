@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, tables, token_file
-from gpucoord_site.cli.parsing import Parser
-from monitor.facts.input_rules import escaped, escaped_lines
+from gpucoord_site.cli import connection, local_login, tables
+from gpucoord_site.cli.commands import arg, command, complain
+from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
@@ -22,11 +22,32 @@ BINARY = ("xlsx", "pdf")
 TO_FILE = "Write it to a file: add --output FILE."
 
 
-def main(argv: Sequence[str]) -> int:
+# Period, scope and format of the report.
+CHOICE = (
+    arg("--last", "length such as 24h, 7d or 4w, or day, week or month (default: 24h)",
+        action="store"),
+    arg("--from TIME", "start of the period instead of --last", dest="begin"),
+    arg("--to TIME", "end of the period (default: now)", dest="end"),
+    arg("--user NAME", "only this user"),
+    arg("--scope", "one of all, user:NAME, group:NAME, gpu:UUID and host:NAME (default: all)",
+        action="store"),
+    arg("--format", "format (default: text)", choices=FORMATS, default="text"),
+    arg("--json", "the same as --format json", dest="format", action="store_const", const="json"),
+    arg("--output -o FILE", "write to this file instead of standard output"),
+)  # fmt: skip
+
+
+@command(
+    "report",
+    "Print a report of GPU usage, fair share and violations.",
+    *CHOICE,
+    arg("--tag NAME", "GPU-hours by the values of this tag of jobs, such as project"),
+    *connection.PLACE,
+)
+def report(options: Namespace) -> int:
     """Returns 0, or 125 when the request failed or the file can't be written."""
     from gpucoord_site.cli.client import RequestFailed
 
-    options = _parser().parse_args(argv)
     if options.tag:
         return _by_tag(options)
     try:
@@ -36,35 +57,24 @@ def main(argv: Sequence[str]) -> int:
             write(client.report(query(options)), options.output)
     except BrokenPipeError:
         raise
-    except (RequestFailed, token_file.UnsafeToken, OSError) as error:
-        sys.stderr.write(f"gpucoord: {escaped_lines(str(error))}\n")
-        return 125
+    except (RequestFailed, local_login.UnsafeToken, OSError) as error:
+        return complain(str(error))
     return 0
 
 
 def _by_tag(options: Namespace) -> int:
     if options.format not in ("text", "json", "csv") or options.scope:
-        connection.complain("A report by tag is text, json or csv, of all users or --user NAME.")
-        return 125
-    parameters = {
-        "tag": options.tag,
-        "last": options.last,
-        "from": options.begin,
-        "to": options.end,
-        "user": options.user,
-    }
-    given = {name: value for name, value in parameters.items() if value}
+        return complain("A report by tag is text, json or csv, of all users or --user NAME.")
+    given = _given(options, tag=options.tag, user=options.user)
 
     def work(client: Client) -> int:
         if options.format == "csv":
             write(client.report_by_tag_csv(given), options.output)
             return 0
         answer = client.report_by_tag(given)
-        text = "\n".join(map(escaped, tag_lines(answer)))
-        write(
-            (json.dumps(answer, indent=2) if options.format == "json" else text).encode() + b"\n",
-            options.output,
-        )
+        is_json = options.format == "json"
+        lines = [json.dumps(answer, indent=2)] if is_json else map(escaped, tag_lines(answer))
+        write("".join(f"{line}\n" for line in lines).encode(), options.output)
         return 0
 
     return connection.run(options, work)
@@ -97,28 +107,12 @@ def _percent(part: float | None) -> str:
 def query(options: Namespace) -> dict[str, str]:
     """The parameters of GET /api/reports/usage/ that were given."""
     scope = f"user:{options.user}" if options.user else options.scope
-    parameters = {
-        "last": options.last,
-        "from": options.begin,
-        "to": options.end,
-        "scope": scope,
-        "format": options.format,
-    }
-    return {name: value for name, value in parameters.items() if value}
+    return _given(options, scope=scope, format=options.format)
 
 
-def add_choice(parser: ArgumentParser) -> None:
-    """The options that say what the report is about."""
-    add = parser.add_argument
-    add("--last", help="length such as 24h, 7d or 4w, or day, week or month (default: 24h)")
-    add("--from", dest="begin", metavar="TIME", help="start of the period instead of --last")
-    add("--to", dest="end", metavar="TIME", help="end of the period (default: now)")
-    add("--user", metavar="NAME", help="only this user")
-    add("--scope", help="one of all, user:NAME, group:NAME, gpu:UUID and host:NAME (default: all)")
-    add("--format", choices=FORMATS, default="text", help="format (default: text)")
-    same = "the same as --format json"
-    add("--json", dest="format", action="store_const", const="json", help=same)
-    add("--output", "-o", metavar="FILE", help="write to this file instead of standard output")
+def _given(options: Namespace, **more: str | None) -> dict[str, str]:
+    period = {"last": options.last, "from": options.begin, "to": options.end}
+    return {name: value for name, value in (period | more).items() if value}
 
 
 def write(content: bytes, output: str | None) -> None:
@@ -128,18 +122,3 @@ def write(content: bytes, output: str | None) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
-
-
-def _parser() -> ArgumentParser:
-    parser = Parser(
-        prog="gpucoord report",
-        description="Print a report of GPU usage, fair share and violations.",
-    )
-    add_choice(parser)
-    text = "GPU-hours by the values of this tag of jobs, such as project"
-    parser.add_argument("--tag", metavar="NAME", help=text)
-    connection.add_options(parser)
-    return parser
-
-
-PARSERS = {"report": _parser}

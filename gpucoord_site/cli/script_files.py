@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpucoord_site.cli.commands import Failed
 from gpucoord_site.cli.environment import program_path
 from monitor.facts.input_rules import is_storable
 
@@ -31,7 +32,7 @@ UTF_16 = (b"\xff\xfe#\0!\0", b"\xfe\xff\0#\0!", b"#\0!\0", b"\0#\0!")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class BadScript(Exception):
+class BadScript(Failed):
     """The message says what is wrong with the script."""
 
 

@@ -13,16 +13,27 @@ import stat
 import struct
 import sys
 import termios
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Sequence
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, environment, local_login, script_files
-from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured, storable
-from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
+from gpucoord_site.cli.commands import (
+    CLEAN_ENV,
+    Argument,
+    Command,
+    Failed,
+    Parser,
+    arg,
+    clock_time,
+    complain,
+    number,
+    show,
+    shown_time,
+    variable,
+)
+from gpucoord_site.cli.environment import SHELL_FUNCTION, captured, storable
 from gpucoord_site.cli.script_files import BadScript
-from gpucoord_site.cli.why import what_if_lines
-from monitor.facts.input_rules import escaped
 from scheduler.facts.field_types import MOMENT, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import BLOCKING_PRIORITY
@@ -30,8 +41,6 @@ from scheduler.facts.jobs import BLOCKING_PRIORITY
 if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
-# The same exit code as docker: gpucoord failed, not the command.
-OURS = 125
 NOT_PASSED_ON = (
     "standard input is not passed on with --detach; --stdin passes it on, --no-stdin leaves it out"
 )
@@ -53,52 +62,36 @@ With --array, each line of output begins with the job's index, and the highest e
 """
 
 
-class NotHere(Exception):
+class NotHere(Failed):
     """A folder or a program does not exist. The message says what to do."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Returns the job's exit code, or one of ours."""
-    return _submit(argv, _parser)
+class Submission(Command):
+    """`options.words` are those of the command, or of what runs its script."""
 
-
-def run(argv: Sequence[str]) -> int:
-    """`gpucoord run`: a `submit` that always follows, with priority 4 unless another is given."""
-    return _submit(argv, _run_parser)
-
-
-def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
-    try:
-        options, words = _parsed(argv, made())
-        body = body_of(options, words)
-        return connection.run(options, lambda client: _send(client, options, body))
-    except (BadScript, EnvironmentTooLarge, NotHere, TooLarge) as error:
-        connection.complain(str(error))
-        return OURS
-
-
-def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, list[str]]:
-    """The options and the words of the command. Options of a script come before those given."""
-    options = parser.parse_args(argv)
-    words = words_of(options)
-    if options.script:
-        return options, words
-    if not words:
-        parser.error("say what to run: gpucoord submit -- python train.py")
-    script = script_files.read(
-        words,
-        copies=not options.no_copy,
-        runs_here=is_local(options),
-        elsewhere=bool(options.cwd),
-    )
-    if script is None:
-        connection.complain(script_files.unread_options(words))
-        return options, words
-    connection.complain("\n".join(script.remarks))
-    options = parser.parse_args([*script.options, *argv])
-    if script.not_copied:
-        options.left_out = storable({f"copy of {words[0]}": script.not_copied})
-    return options, script.argv
+    def read(self, parser: Parser, argv: Sequence[str]) -> Namespace:
+        options = parser.parse_args(argv)
+        options.words = words = words_of(options)
+        if options.script:
+            return options
+        if not words:
+            raise ArgumentTypeError("say what to run: gpucoord submit -- python train.py")
+        script = script_files.read(
+            words,
+            copies=not options.no_copy,
+            runs_here=is_local(options),
+            elsewhere=bool(options.cwd),
+        )
+        if script is None:
+            complain(script_files.unread_options(words))
+            return options
+        complain("\n".join(script.remarks))
+        # Options of the script come before those given.
+        options = parser.parse_args([*script.options, *argv])
+        options.words = script.argv
+        if script.not_copied:
+            options.left_out = storable({f"copy of {words[0]}": script.not_copied})
+        return options
 
 
 def words_of(options: Namespace) -> list[str]:
@@ -106,27 +99,34 @@ def words_of(options: Namespace) -> list[str]:
     return words[1:] if words[:1] == ["--"] else words
 
 
+def _submit(options: Namespace) -> int:
+    """Returns the job's exit code, or one of ours."""
+    body = body_of(options, options.words)
+    return connection.run(options, lambda client: _send(client, options, body))
+
+
 def _send(client: Client, options: Namespace, body: dict[str, Any]) -> int:
-    from gpucoord_site.cli.follow import ArrayFollower, Follower
+    from gpucoord_site.cli.follow import ArrayFollower, Follower, ending
 
     if options.dry_run:
+        from gpucoord_site.cli.jobs import what_if_lines
+
         answer = client.what_if(body)
-        shown = (
-            [json.dumps(answer, indent=2)] if options.json else map(escaped, what_if_lines(answer))
-        )
-        sys.stdout.write("\n".join(shown) + "\n")
-        return 0
+        return show(options, answer, what_if_lines(answer))
     answer = client.submitted(body | _stdin(options))
     job_id = int(answer["id"])
     _name_left_out(answer, body)
     if options.begin:
-        connection.complain(f"job {job_id} starts no earlier than {shown_time(options.begin)}")
+        complain(f"job {job_id} starts no earlier than {shown_time(options.begin)}")
     if options.detach:
         text = json.dumps({"id": job_id}) if options.json else str(job_id)
         sys.stdout.write(f"{text}\n")
         return 0
     if options.json:
-        return _wait(client, job_id)
+        # The ended job, without its output.
+        job = client.wait(job_id)
+        show(options, job, ())
+        return ending(job)[0]
     follower = ArrayFollower if options.array else Follower
     return follower(client, job_id).follow()
 
@@ -136,16 +136,7 @@ def _name_left_out(answer: dict[str, Any], body: dict[str, Any]) -> None:
     named = body.get("left_out", {})
     by_server = [f"{n} ({why})" for n, why in answer["left_out"].items() if n not in named]
     if by_server:
-        connection.complain(f"left out: {', '.join(map(escaped, by_server))}")
-
-
-def _wait(client: Client, job_id: int) -> int:
-    """Print the ended job as JSON, without its output."""
-    from gpucoord_site.cli.follow import ending
-
-    job = client.wait(job_id)
-    sys.stdout.write(f"{json.dumps(job, indent=2)}\n")
-    return ending(job)[0]
+        complain(f"left out: {', '.join(by_server)}")
 
 
 def body_of(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
@@ -241,7 +232,7 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
     if group and not why_not:
         surroundings["group"] = group
     elif group:
-        connection.complain(f"left out: the group {group} ({why_not})")
+        complain(f"left out: the group {group} ({why_not})")
         surroundings["left_out"] |= {f"group {group}": why_not}
     return surroundings
 
@@ -252,7 +243,7 @@ def environment_here(options: Namespace) -> dict[str, Any]:
     Raises EnvironmentTooLarge.
     """
     here = captured(os.environ, dict(options.env))
-    connection.complain(here.sentence())
+    complain(here.sentence())
     return {"environment": here.variables, "left_out": storable(here.missed)}
 
 
@@ -283,64 +274,16 @@ def is_local(options: Namespace) -> bool:
     return given is None or local_login.local_port(given) is not None
 
 
-def job_parser(
-    name: str, *, usage: str, description: str, epilog: str, leaves_out: Sequence[str] = ()
-) -> ArgumentParser:
+def job_arguments(*, leaves_out: Sequence[str] = ()) -> Iterator[Argument]:
     """The options of a job and of the connection, for a command that submits one."""
-    parser = Parser(prog=f"gpucoord {name}", usage=usage, description=description, epilog=epilog)
-    add = parser.add_argument
-    add(
-        "command",
-        nargs="...",
-        metavar="COMMAND",
-        help="one word with spaces is a shell line; or a script file",
-    )
+    about = "one word with spaces is a shell line; or a script file"
+    yield arg("command COMMAND", about, nargs="...")
     for group in Group:
-        title = group.value[1]
-        section = parser.add_argument_group(title) if title else parser
         for field in fields_of(Door.OPTION, group):
             if field.name not in leaves_out:
-                section.add_argument(field.option, **_settings(field))
-    add(
-        "--clean-env",
-        action="store_true",
-        help="do not pass this shell's environment on, only --env",
-    )
-    connection.add_options(parser)
-    return parser
-
-
-def _parser(name: str = "submit") -> ArgumentParser:
-    parser = job_parser(
-        name,
-        usage=f"gpucoord {name} [options] -- COMMAND [ARGUMENT ...]",
-        description="Run a command as a job and show its output.",
-        epilog=EPILOG,
-    )
-    add = parser.add_argument
-    add(
-        "--stdin",
-        action=BooleanOptionalAction,
-        default=None,
-        help="pass standard input on, at most 1 MiB (default: yes, but not with --detach)",
-    )
-    add(
-        "--no-copy",
-        action="store_true",
-        help="run a script in place, as it is at the start (default: a shell script is copied)",
-    )
-    connection.add_json(parser)
-    add("--dry-run", action="store_true", help="only say when it would start, and why not now")
-    if name == "submit":
-        add("--detach", "-d", action="store_true", help="only print the job's number")
-    return parser
-
-
-def _run_parser() -> ArgumentParser:
-    """The options of `submit`, but it does not detach."""
-    parser = _parser("run")
-    parser.set_defaults(detach=False, priority=BLOCKING_PRIORITY)
-    return parser
+                yield Argument([field.option], _settings(field), group.value[1] or "")
+    yield CLEAN_ENV
+    yield from connection.PLACE
 
 
 def _settings(field: JobField) -> dict[str, Any]:
@@ -350,13 +293,13 @@ def _settings(field: JobField) -> dict[str, Any]:
         return {"action": "store_true", "help": words}
     settings: dict[str, Any] = {"metavar": field.type.metavar, "help": words}
     if field.type.kind is Kind.VARIABLES:
-        return settings | {"action": "append", "default": [], "type": connection.variable}
+        return settings | {"action": "append", "default": [], "type": variable}
     if field.type.kind is Kind.TAGS:
         return settings | {"action": "append"}
     if field.type.kind is Kind.JOBS:
         return settings | {"type": _numbers}
     if field.type.kind is Kind.NUMBER:
-        return settings | {"type": connection.number}
+        return settings | {"type": number}
     if field.type is MOMENT:
         return settings | {"type": clock_time}
     return settings | {"type": int if field.type.json is int else str}
@@ -369,7 +312,33 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-PARSERS = {"submit": _parser, "run": _run_parser}
+ARGUMENTS = (
+    *job_arguments(),
+    arg(
+        "--stdin",
+        "pass standard input on, at most 1 MiB (default: yes, but not with --detach)",
+        action=BooleanOptionalAction,
+        default=None,
+    ),
+    arg(
+        "--no-copy",
+        "run a script in place, as it is at the start (default: a shell script is copied)",
+    ),
+    connection.JSON,
+    arg("--dry-run", "only say when it would start, and why not now"),
+)
+
+
+def _submission(name: str, *arguments: Argument, **defaults: Any) -> Submission:
+    usage = f"gpucoord {name} [options] -- COMMAND [ARGUMENT ...]"
+    settings = {"usage": usage, "epilog": EPILOG, "defaults": defaults}
+    about = "Run a command as a job and show its output."
+    return Submission(name, about, (*ARGUMENTS, *arguments), _submit, settings)
+
+
+submit = _submission("submit", arg("--detach -d", "only print the job's number"))
+# It always follows the job, with priority 4 unless another is given.
+run = _submission("run", detach=False, priority=BLOCKING_PRIORITY)
 
 
 # The standard input that `gpucoord submit` passes on to the job.
@@ -383,7 +352,7 @@ TOO_LARGE = (
 PATIENCE_S = 2.0
 
 
-class TooLarge(Exception):
+class TooLarge(Failed):
     """The message says what to do."""
 
 

@@ -6,7 +6,6 @@ small process of its own, which waits for a demo that was killed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import select
@@ -15,10 +14,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
-from gpucoord_site.cli.parsing import Parser
+from gpucoord_site.cli.commands import arg, command
 from gpucoord_site.config import secret_variables
 from gpucoord_site.config.settings import load_config
 from scheduler.runner import files, process_tree
@@ -130,9 +130,16 @@ KEPT = frozenset(
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def main(argv: Sequence[str]) -> int:
+@command(
+    "demo",
+    "Start gpucoord with a simulated GPU server, users and jobs. No GPU is needed. All its data is"
+    " removed when it ends.",
+    arg("--host", "address to listen on (default: 127.0.0.1)", action="store"),
+    arg("--port", "port to listen on (default: 8000, or a free one; 0: any)", action="store"),
+    arg("--gpus", "how many GPUs to simulate (default: 8)", action="store"),
+)
+def demo(options: Namespace) -> int:
     """Run the demo until Ctrl-C; returns the exit code."""
-    options = _options(argv)
     folder = Path(tempfile.mkdtemp(prefix="gpucoord-demo-"))
     watch_over(folder)
     try:
@@ -149,18 +156,6 @@ def main(argv: Sequence[str]) -> int:
         return _run(home, password, **address)
     finally:
         clear_up(folder)
-
-
-def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(
-        "gpucoord demo",
-        description="Start gpucoord with a simulated GPU server, users and jobs. No GPU is"
-        " needed. All its data is removed when it ends.",
-    )
-    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", help="port to listen on (default: 8000, or a free one; 0: any)")
-    parser.add_argument("--gpus", help="how many GPUs to simulate (default: 8)")
-    return parser.parse_args(argv)
 
 
 def demo_environment(environ: Mapping[str, str], folder: Path, password: str) -> dict[str, str]:

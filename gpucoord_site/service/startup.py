@@ -27,7 +27,7 @@ from django.db.models import Max, Q
 from django.utils import timezone
 
 from gpucoord_site import __version__
-from gpucoord_site.cli.check.guards import problems as disk_problems
+from gpucoord_site.cli.check_machine import problems as disk_problems
 from gpucoord_site.config.settings import Config, ConfigError, load_config
 from gpucoord_site.config.values import own_names
 from gpucoord_site.service import children, loops

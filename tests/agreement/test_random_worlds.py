@@ -18,7 +18,7 @@ from django.utils import timezone
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import jobs as jobs_command
-from gpucoord_site.cli import quota as quota_command
+from gpucoord_site.cli import verbs
 from monitor.facts.formats import part
 from monitor.pages import metrics as collector
 from monitor.pages.metrics import Families
@@ -67,7 +67,7 @@ def look(
         *_first_page(_text(client, "/")),
         *_timeline(),
         *_rights("REST shares", client.get("/api/shares/").json()["people"]),
-        *_users(client, lambda name: command(quota_command.main, "--user", name)),
+        *_users(client, lambda name: command(verbs.quota, "--user", name)),
         *_gpus(client),
         *_metrics(timezone.now()),
     ]

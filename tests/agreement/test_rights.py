@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from time_machine import TimeMachineFixture
 
-from gpucoord_site.cli import incidents as incidents_command
-from gpucoord_site.cli import quota as quota_command
+from gpucoord_site.cli import verbs
 from monitor.facts.formats import part
 from monitor.incidents import pages
 from monitor.incidents.pages import REGION
@@ -79,7 +78,7 @@ def test_each_door_says_the_same_rights(
     for person in people:
         name = person.username
         rights = client.get("/api/quota/", {"user": name}).json()
-        assert quota_command.main(["--user", name, "--json"]) == 0
+        assert verbs.quota(["--user", name, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         for figure in ("entitlement_pct", "target_share_pct", "use_pct"):
             assert rights[figure] == told[figure] == listed[name][figure], (name, figure)
@@ -175,7 +174,7 @@ def test_each_door_says_the_same_line_of_an_incident(
     connect_as(root, monkeypatch)
 
     [listed] = client.get("/api/incidents/").json()["incidents"]
-    assert incidents_command.main([]) == 0
+    assert verbs.incidents([]) == 0
     report = client.get("/api/reports/usage/").json()
 
     assert [text for _, text, _ in REGION.load(NOW)["lines"]] == ["Loud"]

@@ -16,7 +16,6 @@ from django.test import Client
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import jobs as jobs_command
-from gpucoord_site.cli import why as why_command
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.pages.metrics import Families
 from scheduler import metrics
@@ -101,7 +100,7 @@ def test_each_door_says_the_same_of_a_waiting_job(
     job = _waiting(alice, data, case)
     client, path = as_user(alice), f"/api/jobs/{job.pk}/"
     connect_as(alice, monkeypatch)
-    assert why_command.main([str(job.pk), "--json"]) == 0
+    assert jobs_command.why([str(job.pk), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
 
     why = client.get(f"{path}why/").json()

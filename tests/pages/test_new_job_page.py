@@ -348,10 +348,9 @@ def stored() -> list[dict[str, object]]:
 
 def by_command(words: list[str]) -> dict[str, object]:
     """The request that the command line would send to another machine."""
-    options, command = submit._parsed(
-        ["--url", "https://gpu.example.org", *words[2:]], submit.PARSERS["submit"]()
-    )
-    return submit.body_of(options, command)
+    command = submit.submit
+    options = command.read(command.parser(), ["--url", "https://gpu.example.org", *words[2:]])
+    return submit.body_of(options, options.words)
 
 
 def test_the_shown_commands_submit_the_same_job_as_the_form(

@@ -23,7 +23,7 @@ import pytest
 from gpucoord_site import __version__
 from gpucoord_site.backup import archive, command
 from gpucoord_site.backup.archive import BackupError
-from gpucoord_site.cli import backup as cli
+from gpucoord_site.cli import server as cli
 from gpucoord_site.config.settings import Config, load_config
 from gpucoord_site.service.startup_checks import UnableToStart, lock_data_folder
 from tests.processes.service import Service, token, wait_until

@@ -5,32 +5,21 @@ A blank value comes from a variable that is not set, as in `--name "$NAME"`.
 
 from __future__ import annotations
 
-import importlib
 from argparse import Action, ArgumentParser
 from collections.abc import Iterator
 from types import NoneType
 from typing import get_args
 
 import pytest
-from django.urls import get_resolver
 from pydantic import ValidationError
 
-from gpucoord_site.cli import main
+from gpucoord_site.cli import completion
+from gpucoord_site.http.api import api
 from monitor.api import BLANK_SENTENCE, RequestBody
-
-
-def _parsers() -> Iterator[tuple[str, ArgumentParser]]:
-    modules = {where.split(":")[0] for _, where in main.COMMANDS.values() if where}
-    for module in sorted(modules):
-        yield from (
-            (name, made())
-            for name, made in getattr(importlib.import_module(module), "PARSERS", {}).items()
-        )
-
 
 OPTIONS = [
     pytest.param(parser, action, id=f"{name} {action.option_strings[-1]}")
-    for name, parser in _parsers()
+    for name, parser in completion.parsers().items()
     for action in parser._actions
     if action.option_strings and action.nargs != 0
 ]
@@ -55,8 +44,8 @@ def _bodies(base: type[RequestBody] = RequestBody) -> Iterator[type[RequestBody]
 
 
 def _nullable_texts() -> list[object]:
-    # The addresses import every body.
-    assert get_resolver().url_patterns
+    # It imports every body.
+    assert api.urls
     return [
         pytest.param(body, name, id=f"{body.__name__}.{name}")
         for body in sorted(set(_bodies()), key=lambda each: (each.__module__, each.__name__))

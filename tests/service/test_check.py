@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.cli.check import command
-from gpucoord_site.cli.check import machine as check_machine
-from gpucoord_site.cli.check.command import answering, gpus, kernel_module
-from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
+from gpucoord_site.cli import check, check_machine
+from gpucoord_site.cli.check import answering, gpus, kernel_module
+from gpucoord_site.cli.check_machine import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config.settings import load_config
 from monitor.facts.hosts import FileSystemSpace
 from monitor.facts.readings import GpuSweep, Health
@@ -38,15 +37,15 @@ def taken() -> Iterator[int]:
 
 
 def _found(topic: str) -> list[Finding]:
-    return [f for f in command.look() if f.topic == topic]
+    return [f for f in check.look() if f.topic == topic]
 
 
 def test_a_fresh_machine_has_nothing_to_mend() -> None:
-    assert [f for f in command.look() if f.level is Level.FAIL] == []
+    assert [f for f in check.look() if f.level is Level.FAIL] == []
 
 
 def test_it_changes_nothing(tmp_path: Path) -> None:
-    command.main([])
+    check.check([])
 
     assert list(tmp_path.iterdir()) == []
 
@@ -96,18 +95,18 @@ def test_it_warns_when_jobs_are_not_separated(
 def test_its_exit_code_says_whether_something_must_be_mended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert command.main([]) == 0
+    assert check.check([]) == 0
 
     monkeypatch.setenv("GPUCOORD_PORT", "many")
 
-    assert command.main([]) == 1
+    assert check.check([]) == 1
 
 
 def test_settings_that_cannot_be_used_are_each_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCOORD_PORT", "many")
     monkeypatch.setenv("GPUCOORD_PROT", "1")
 
-    assert [f.level for f in command.look()] == [Level.FAIL, Level.FAIL]
+    assert [f.level for f in check.look()] == [Level.FAIL, Level.FAIL]
 
 
 def test_changed_settings_are_named_with_where_they_come_from(
@@ -116,7 +115,7 @@ def test_changed_settings_are_named_with_where_they_come_from(
     (tmp_path / "gpucoord.toml").write_text('node = "box"\n')
     monkeypatch.setenv("GPUCOORD_ADMIN_PASSWORD", "hush")
 
-    words = command.settings_in_words(load_config())
+    words = check.settings_in_words(load_config())
 
     assert f"node = box (node in {tmp_path / 'gpucoord.toml'})" in words
     assert "admin_password = *** (GPUCOORD_ADMIN_PASSWORD)" in words
@@ -124,7 +123,7 @@ def test_changed_settings_are_named_with_where_they_come_from(
 
 
 def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["--json"])
+    check.check(["--json"])
 
     report = json.loads(capsys.readouterr().out)
 
@@ -276,7 +275,7 @@ def test_it_tries_what_keeps_jobs_within_bounds_and_leaves_nothing_behind() -> N
     place = host_probe.find_parent()
 
     assert (cgroup.level is Level.OK) is bool(place.kind)
-    assert {f.topic for f in command.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}
+    assert {f.topic for f in check.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}
 
 
 def test_it_names_who_holds_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

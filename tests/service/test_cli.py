@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from gpucoord_site import __version__
-from gpucoord_site.cli import main
+from gpucoord_site.cli import completion, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,8 +100,7 @@ WITH_SERVER = [
 
 @pytest.mark.parametrize("name", WITH_SERVER)
 def test_a_command_that_asks_the_server_takes_its_address_and_prints_json(name: str) -> None:
-    module = import_module((main.COMMANDS[name][1] or "").partition(":")[0])
-    text = module.PARSERS[name]().format_help()
+    text = completion.parsers()[name].format_help()
 
     assert all(option in text for option in ("--url", "--token", "--json"))
 

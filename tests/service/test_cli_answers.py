@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.client import Client
+from gpucoord_site.cli.client import Answer, Client
 from gpucoord_site.cli.main import COMMANDS, _dispatch
-from gpucoord_site.cli.transport import Answer
 
 ANSWERS = [b"[]", b"[1]", b"7", b"null", b"{}", b"<html>", b"", b'{"jobs": 7}', b'{"jobs": [7]}',
            b'{"jobs": [{"id": "x"}], "id": "x", "gpus": 7, "hosts": [1], "processes": {}}',

@@ -25,14 +25,13 @@ from gpucoord_site.cli import (
     job_actions,
     jobs,
     script_files,
+    shell,
     submit,
     tables,
 )
+from gpucoord_site.cli.client import NeverReached, RequestFailed, Transport
 from gpucoord_site.cli.follow import ForeignOutput
 from gpucoord_site.cli.script_files import BadScript
-from gpucoord_site.cli.shell_job import command as shell_command
-from gpucoord_site.cli.shell_job import notebook
-from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent
 from scheduler.execution.steps import specs
@@ -65,7 +64,7 @@ def as_alice(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [jobs.queue, jobs.history, gpus.gpus, gpus.mine], ids=lambda c: c.__name__
+    "command", [jobs.queue, jobs.history, gpus.gpus, gpus.mine], ids=lambda c: c.name
 )
 def test_empty_lists_exit_with_0(command: Callable[[list[str]], int], said: Say) -> None:
     assert command([]) == 0
@@ -227,7 +226,7 @@ def test_a_clock_time_is_that_of_the_shell(
 ) -> None:
     in_zone(zone)
 
-    assert submit.main(["-d", "--gpus", "0", "--begin", "2099-01-05 23:00", "--", "true"]) == 0
+    assert submit.submit(["-d", "--gpus", "0", "--begin", "2099-01-05 23:00", "--", "true"]) == 0
 
     job = Job.objects.get()
     assert f"starts no earlier than 2099-01-05 23:00 {shown}" in said()
@@ -238,7 +237,7 @@ def test_a_clock_time_is_that_of_the_shell(
 
 
 def test_a_time_that_is_none_is_refused_by_the_server(said: Say) -> None:
-    assert submit.main(["-d", "--gpus", "0", "--begin", "soon", "--", "true"]) == 125
+    assert submit.submit(["-d", "--gpus", "0", "--begin", "soon", "--", "true"]) == 125
     assert "is not a time; write it like 22:00" in said()
 
 
@@ -250,7 +249,7 @@ def test_the_home_folder_is_filled_into_the_folder_of_a_script(
     monkeypatch.setenv("HOME", str(tmp_path))
     script = _script(tmp_path, f"#!/bin/sh\n#GPUCOORD --gpus 0 --cwd {folder}\n")
 
-    assert submit.main(["-d", script]) == 0
+    assert submit.submit(["-d", script]) == 0
 
     assert Job.objects.get().cwd == str(tmp_path / "run")
 
@@ -491,7 +490,7 @@ def test_submit_captures_folder_umask_and_environment(
     monkeypatch.setenv("HF_TOKEN", "secret")
     old = os.umask(0o027)
     try:
-        assert submit.main(["-d", "--env", "A=1", "--", "true", "now"]) == 0
+        assert submit.submit(["-d", "--env", "A=1", "--", "true", "now"]) == 0
     finally:
         os.umask(old)
 
@@ -513,7 +512,7 @@ def test_the_group_of_newgrp_is_kept_or_named(
     monkeypatch.setattr(os, "getegid", lambda: 1)
     monkeypatch.setattr(os, "getgrouplist", lambda _name, gid: [gid, *[1] * is_member])
 
-    assert submit.main(["-d", "--gpus", "0", "--", "true"]) == 0
+    assert submit.submit(["-d", "--gpus", "0", "--", "true"]) == 0
     job = Job.objects.get()
     assert job.primary_group == group
     assert (environment.NOT_A_MEMBER in said()) is not is_member
@@ -521,7 +520,7 @@ def test_the_group_of_newgrp_is_kept_or_named(
 
 
 def test_submit_with_a_clean_environment_passes_nothing_on(said: Say) -> None:
-    submit.main(["-d", "--clean-env", "--gpus", "0", "--", "train"])
+    submit.submit(["-d", "--clean-env", "--gpus", "0", "--", "train"])
 
     job = Job.objects.get()
     assert (specs.environment_of(job), job.gpus) == ({}, 0)
@@ -529,16 +528,16 @@ def test_submit_with_a_clean_environment_passes_nothing_on(said: Say) -> None:
 
 
 def test_nothing_of_this_machine_is_sent_to_another(said: Say) -> None:
-    submit.main(["-d", "--url", "http://gpu.example.org", "--", "train"])
+    submit.submit(["-d", "--url", "http://gpu.example.org", "--", "train"])
 
     job = Job.objects.get()
     assert (job.cwd, job.umask, job.has_environment) == ("", None, False)
 
 
 def test_run_has_a_high_priority_and_can_not_detach(said: Say) -> None:
-    options, words = submit._parsed(["--", "eval"], submit._run_parser())
+    options = submit.run.read(submit.run.parser(), ["--", "eval"])
 
-    assert (options.priority, options.detach, words) == (4, False, ["eval"])
+    assert (options.priority, options.detach, options.words) == (4, False, ["eval"])
 
 
 @pytest.mark.parametrize(
@@ -577,9 +576,9 @@ def test_a_deleted_folder_is_refused_with_a_way_out(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
 
-    assert submit.main(["-d", "--gpus", "0", "--", "true"]) == 125
+    assert submit.submit(["-d", "--gpus", "0", "--", "true"]) == 125
     assert "The current folder was deleted" in said()
-    assert submit.main(["-d", "--gpus", "0", "--cwd", "/", "--", "true"]) == 0
+    assert submit.submit(["-d", "--gpus", "0", "--cwd", "/", "--", "true"]) == 0
 
 
 @pytest.mark.parametrize("word", ["x" * 300, "/proc/1/root/no/such", "a/" * 3000])
@@ -590,7 +589,7 @@ def test_a_word_that_can_be_no_file_is_a_command(word: str) -> None:
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "many"])
 def test_a_number_that_json_has_not_is_refused_by_its_option(value: str, said: Say) -> None:
     with pytest.raises(SystemExit):
-        submit.main([f"--cpus={value}", "--", "true"])
+        submit.submit([f"--cpus={value}", "--", "true"])
     assert "--cpus" in said()
 
 
@@ -610,7 +609,7 @@ def test_a_script_brings_its_options_and_its_text(tmp_path: Path, said: Say) -> 
     text = "#!/bin/bash\n#GPUCOORD --gpus 0 --name n\n#GPUCOORD --priority 2 # low\necho $1\n"
     path = _script(tmp_path, text)
 
-    submit.main(["-d", "--priority", "1", path, "--epochs", "3"])
+    submit.submit(["-d", "--priority", "1", path, "--epochs", "3"])
 
     job = Job.objects.get()
     assert (job.gpus, job.name, job.priority) == (0, "n", 1)
@@ -684,7 +683,7 @@ def test_a_script_that_would_fail_at_its_start_is_refused_with_a_remedy(
     path = tmp_path / "job.sh"
     path.write_bytes(data)
 
-    assert submit.main(["-d", str(path)]) == 125
+    assert submit.submit(["-d", str(path)]) == 125
     text = said()
     assert all(part in text for part in says.split(" .*: "))
     assert not Job.objects.exists()
@@ -726,7 +725,7 @@ def test_options_of_slurm_with_the_same_meaning_are_translated_and_said(
     assert script is not None
     assert shlex.join(script.options) == options
     assert f"line 2: #SBATCH {line} read as {options or 'the default'}" in script.remarks[0]
-    submit.PARSERS["submit"]().parse_args([*script.options, "--", "true"])
+    submit.submit.parser().parse_args([*script.options, "--", "true"])
 
 
 @pytest.mark.parametrize(
@@ -770,7 +769,7 @@ def test_options_of_pbs_and_lsf_with_the_same_meaning_are_translated(
     assert script is not None
     assert shlex.join(script.options) == options
     assert f"{line} read as {options or 'the default'}" in script.remarks[0]
-    submit.PARSERS["submit"]().parse_args([*script.options, "--", "true"])
+    submit.submit.parser().parse_args([*script.options, "--", "true"])
 
 
 @pytest.mark.parametrize(
@@ -808,7 +807,7 @@ def test_a_script_that_finds_itself_runs_in_place_where_a_copy_could_not(
 def test_options_in_an_argument_are_said_to_be_ignored(tmp_path: Path, said: Say) -> None:
     path = _script(tmp_path, "#!/bin/bash\n#GPUCOORD --gpus 4\n")
 
-    assert submit.main(["-d", "--gpus", "0", "--", "bash", path]) == 0
+    assert submit.submit(["-d", "--gpus", "0", "--", "bash", path]) == 0
 
     assert f"ignored its #GPUCOORD lines; they count in: gpucoord submit {path}" in said()
 
@@ -816,7 +815,7 @@ def test_options_in_an_argument_are_said_to_be_ignored(tmp_path: Path, said: Say
 def test_what_was_not_copied_is_left_out_of_the_job(tmp_path: Path) -> None:
     path = _script(tmp_path, "#!/usr/bin/env python3\n")
 
-    assert submit.main(["-d", "--gpus", "0", path]) == 0
+    assert submit.submit(["-d", "--gpus", "0", path]) == 0
 
     named = {f"copy of {path}": "it is read when the job starts"}
     assert named.items() <= Job.objects.get().left_out.items()
@@ -831,7 +830,7 @@ def test_a_text_without_an_interpreter_is_refused_with_its_program(
     (tmp_path / name).write_text("#GPUCOORD --gpus 0\nx\n")
     monkeypatch.chdir(tmp_path)
 
-    assert submit.main(["-d", name]) == 125
+    assert submit.submit(["-d", name]) == 125
     assert said().endswith(f"start the file by its program: {remedy}\n")
 
 
@@ -900,7 +899,7 @@ def test_lines_of_another_queue_are_named_in_a_script_with_options_of_ours(tmp_p
     ],
 )
 def test_what_this_machine_lacks_is_refused_at_once(words: list[str], says: str, said: Say) -> None:
-    assert submit.main(["-d", "--gpus", "0", *words]) == 125
+    assert submit.submit(["-d", "--gpus", "0", *words]) == 125
     assert says in said()
     assert not Job.objects.exists()
 
@@ -912,9 +911,9 @@ def test_what_this_machine_lacks_is_refused_at_once(words: list[str], says: str,
      ["--url", "http://gpu.example.org", "no-such-program", "x"]],
 )  # fmt: skip
 def test_what_may_exist_elsewhere_is_not_looked_for(words: list[str]) -> None:
-    options, command = submit._parsed(["-d", *words], submit._parser())
+    options = submit.submit.read(submit.submit.parser(), ["-d", *words])
 
-    assert submit.body_of(options, command)
+    assert submit.body_of(options, options.words)
 
 
 @pytest.mark.parametrize(
@@ -947,9 +946,9 @@ def test_submit_names_the_variables_that_it_leaves_out(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
 
-    submit.main(["-d", "--gpus", "0", "--", "true"])
+    submit.submit(["-d", "--gpus", "0", "--", "true"])
     assert "HF_TOKEN (TOKEN)" in said()
-    submit.main(["-d", "--gpus", "0", "--env", "HF_TOKEN", "--", "true"])
+    submit.submit(["-d", "--gpus", "0", "--env", "HF_TOKEN", "--", "true"])
     assert "HF_TOKEN" not in said()
 
 
@@ -963,14 +962,14 @@ def test_lines_after_the_first_command_are_no_options(tmp_path: Path) -> None:
 def test_a_wrong_first_line_of_a_script_is_named(tmp_path: Path, said: Say) -> None:
     path = _script(tmp_path, '#!/bin/bash "\n#GPUCOORD --gpus 0\n')
 
-    assert submit.main(["-d", path]) == 125
+    assert submit.submit(["-d", path]) == 125
     assert "line 1: No closing quotation" in said()
 
 
 def test_a_wrong_line_of_a_script_is_named(tmp_path: Path, said: Say) -> None:
     path = _script(tmp_path, "#!/bin/sh\n#GPUCOORD --name 'x\n")
 
-    assert submit.main(["-d", path]) == 125
+    assert submit.submit(["-d", path]) == 125
     assert "line 2" in said()
 
 
@@ -1035,14 +1034,14 @@ def test_columns_are_aligned_and_the_last_is_cut() -> None:
     ("words", "name"), [([], "shell"), (["--", "python", "-i"], None), (["--name", "mine"], "mine")]
 )
 def test_a_shell_is_named_in_the_queue(words: list[str], name: str | None) -> None:
-    body = shell_command._body(shell_command.parser().parse_args(words))
+    body = shell.shell_body(shell.shell.parser().parse_args(words))
 
     assert body.get("name") == name
 
 
 def test_a_notebook_is_an_interactive_job_with_a_token_of_its_own() -> None:
-    options = notebook.parser().parse_args(["--gpus", "1", "--", "--notebook-dir=/data"])
-    body = notebook.body_of(options, "s3cret")
+    options = shell.notebook.parser().parse_args(["--gpus", "1", "--", "--notebook-dir=/data"])
+    body = shell.notebook_body(options, "s3cret")
 
     assert (body["interactive"], body["name"], body["gpus"]) == (True, "notebook", 1)
     assert body["argv"][3:] == ["notebook", "--notebook-dir=/data"]
@@ -1052,14 +1051,14 @@ def test_a_notebook_is_an_interactive_job_with_a_token_of_its_own() -> None:
 
 def test_a_notebook_says_how_to_open_it() -> None:
     attempt = {"port": 20008, "account": "alice", "host": "gpubox"}
-    said = notebook.how_to_open({"attempts": [attempt]}, "s3cret")
+    said = shell.how_to_open({"attempts": [attempt]}, "s3cret")
 
     link = "http://127.0.0.1:20008/lab?token=s3cret"
     assert said.splitlines() == [
         f"on this computer: {link}",
         f"from another one: ssh -N -L 20008:127.0.0.1:20008 alice@gpubox  # then open {link}",
     ]
-    assert "no port" in notebook.how_to_open({"attempts": [attempt | {"port": None}]}, "x")
+    assert "no port" in shell.how_to_open({"attempts": [attempt | {"port": None}]}, "x")
 
 
 def test_without_jupyter_a_notebook_says_how_to_install_it(
@@ -1069,7 +1068,7 @@ def test_without_jupyter_a_notebook_says_how_to_install_it(
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
 
-    assert notebook.main([]) == 125
+    assert shell.notebook([]) == 125
     assert "python -m pip install jupyterlab" in said()
     assert not Job.objects.exists()
 

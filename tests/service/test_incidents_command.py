@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpucoord_site.cli import incidents
+from gpucoord_site.cli import verbs
 
 SINCE = "2026-03-02T12:00:00Z"
 INCIDENT: dict[str, Any] = {
@@ -39,8 +39,8 @@ class Server:
 
 
 def said(server: Any, *options: str) -> str:
-    read = incidents.parser().parse_args(["7", *options])
-    return "\n".join(incidents.lines(incidents.shown(server, read)))
+    read = verbs.incidents.parser().parse_args(["7", *options])
+    return "\n".join(verbs.incident_lines(verbs._incidents(server, read)))
 
 
 def test_it_names_the_jobs_that_would_start_earlier() -> None:
@@ -63,5 +63,5 @@ def test_it_has_exactly_the_process_that_it_was_shown_ended() -> None:
 
 
 def test_only_one_incident_is_ended_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert incidents.main(["--end"]) == 2
+    assert verbs.incidents(["--end"]) == 2
     assert "Write the number of the incident" in capsys.readouterr().err

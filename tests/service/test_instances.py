@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from gpucoord_site.cli import connection, instances, local_login
-from gpucoord_site.cli.transport import RequestFailed
+from gpucoord_site.cli import connection, local_login
+from gpucoord_site.cli.client import RequestFailed
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service import startup
 from gpucoord_site.service.startup_checks import PortTaken, bind_free
@@ -81,14 +81,14 @@ def test_the_socket_of_another_account_is_left_out(
 def test_what_is_no_login_socket_is_left_out(name: str) -> None:
     (local_login.SHARED_FOLDER / name).write_text("")
 
-    assert instances.addresses() == []
+    assert local_login.addresses() == []
 
 
 def test_a_socket_that_a_killed_service_left_is_left_out() -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(local_login.shared_path(8711)))
 
-    assert instances.addresses() == []
+    assert local_login.addresses() == []
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_without_a_login_socket_the_data_folder_names_the_service(
     command = Path("/proc/self/cmdline").read_bytes().decode()
     state = {"pid": pid, "command": command, "address": "http://gpubox:8713/"}
     (tmp_path / "data/run").mkdir(parents=True)
-    (tmp_path / "data" / instances.STATE).write_text(json.dumps(state))
+    (tmp_path / "data" / local_login.STATE).write_text(json.dumps(state))
 
-    assert instances.addresses() == found
+    assert local_login.addresses() == found
 
 
 def test_a_service_with_both_is_one(folders: ExitStack, tmp_path: Path) -> None:

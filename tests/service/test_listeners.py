@@ -12,9 +12,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.cli import local_login
-from gpucoord_site.cli.check import machine
-from gpucoord_site.cli.check.report import Finding
+from gpucoord_site.cli import check_machine, local_login
+from gpucoord_site.cli.check_machine import Finding
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service import children, listeners
 from gpucoord_site.service.listeners import ListenerReport, LoginListener, remove_stale_sockets
@@ -156,7 +155,7 @@ def test_pages_rest_and_metrics_name_a_listener_that_does_not_listen(
 
 
 def found(data: Path, **settings: Any) -> list[Finding]:
-    return list(machine.listeners(Config(data=data, **settings)))
+    return list(check_machine.listeners(Config(data=data, **settings)))
 
 
 def test_check_names_the_problem_of_a_running_service(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from gpucoord_site.cli.check import command as checks
+from gpucoord_site.cli import check as checks
 from gpucoord_site.service import startup_checks
 from gpucoord_site.service.startup_checks import UnableToStart
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpucoord_site.cli import models
+from gpucoord_site.cli import verbs
 
 INSTANCE = {"state": "ready", "gpus": [0, 3], "in_flight": 2, "started_boot": "2026-03-02T12:00Z"}
 MODEL: dict[str, Any] = {
@@ -18,7 +18,7 @@ MODEL: dict[str, Any] = {
 
 
 def test_it_lists_models_with_their_instances_and_the_endpoint() -> None:
-    said = "\n".join(models.lines({"models": [MODEL], "base_url": "http://box:8001/v1"}))
+    said = "\n".join(verbs.model_lines({"models": [MODEL], "base_url": "http://box:8001/v1"}))
 
     assert "qwen2.5:14b" in said
     assert "ready on GPU 0, GPU 3" in said
@@ -29,17 +29,17 @@ def test_it_lists_models_with_their_instances_and_the_endpoint() -> None:
 def test_a_started_model_is_shown_alone() -> None:
     waiting = INSTANCE | {"started_boot": None, "gpus": []}
 
-    said = "\n".join(models.lines(MODEL | {"instances": [waiting]}))
+    said = "\n".join(verbs.model_lines(MODEL | {"instances": [waiting]}))
 
     assert "waits for a GPU" in said
 
 
 def test_without_models_it_says_who_adds_them() -> None:
-    assert list(models.lines({"models": [], "base_url": None})) == [
+    assert list(verbs.model_lines({"models": [], "base_url": None})) == [
         "No model services yet. Operators add them."
     ]
 
 
 def test_an_action_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert models.main(["boot"]) == 2
+    assert verbs.models(["boot"]) == 2
     assert "boot MODEL" in capsys.readouterr().err

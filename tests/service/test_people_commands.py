@@ -12,7 +12,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from gpucoord_site.cli import quota, users
+from gpucoord_site.cli import verbs
 from monitor.models import AuditEntry
 from monitor.owners.accounts import rows
 from scheduler.models import Quota
@@ -37,9 +37,9 @@ class TestQuotas:
     ) -> None:
         connect_as(root, monkeypatch)
 
-        assert quota.main(["set", "alice", "--share", "30", "--gpu-minutes", "600"]) == 0
+        assert verbs.quota(["set", "alice", "--share", "30", "--gpu-minutes", "600"]) == 0
         assert "of 600" in capsys.readouterr().out
-        assert quota.main(["set", "alice", "--share", "none", "--memory", "80GiB"]) == 0
+        assert verbs.quota(["set", "alice", "--share", "none", "--memory", "80GiB"]) == 0
 
         row = Quota.objects.get(user=alice)
         assert (row.share_pct, row.gpu_minutes, row.memory_bytes) == (None, 600, 80 * 2**30)
@@ -58,7 +58,7 @@ class TestQuotas:
     def test_incomplete_words_are_answered_with_the_form(
         self, words: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert quota.main(words) == 2
+        assert verbs.quota(words) == 2
         assert "gpucoord: " in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ class TestUsers:
         Quota.objects.create(user=bob, gpus=2, share_pct=25)
         connect_as(root, monkeypatch)
 
-        assert users.main(["add", "dora", "--account", "dor", "--like", "bob"]) == 0
+        assert verbs.user(["add", "dora", "--account", "dor", "--like", "bob"]) == 0
 
         dora = User.objects.get(username="dora")
         assert "with the OS account dor" in capsys.readouterr().out
@@ -137,7 +137,7 @@ class TestUsers:
     ) -> None:
         connect_as(root, monkeypatch)
 
-        assert users.main(words) == 125
+        assert verbs.user(words) == 125
         assert complaint in capsys.readouterr().err
         assert set(User.objects.values_list("username", flat=True)) == {"alice", root.username}
 
@@ -204,6 +204,6 @@ class TestInvitations:
     ) -> None:
         connect_as(root, monkeypatch)
 
-        assert users.main(["invite", "alice"]) == 0
+        assert verbs.user(["invite", "alice"]) == 0
         assert "  http://testserver/login/invitation/" in capsys.readouterr().out
-        assert users.main(["invite", "alice", "--like", "bob"]) == 2
+        assert verbs.user(["invite", "alice", "--like", "bob"]) == 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpucoord_site.cli import connection, prompt
+from gpucoord_site.cli import connection, verbs
 
 ROW = {"id": 7, "status": "queued", "waits_for": "model boots, ready in ~85 s, position 1"}
 
@@ -26,8 +26,8 @@ class FakeClient:
 
 def run(monkeypatch: pytest.MonkeyPatch, client: FakeClient, *words: str) -> int:
     monkeypatch.setattr(connection, "run", lambda _, work: work(client))
-    monkeypatch.setattr(prompt, "SHORTEST_PAUSE_S", 0.0)
-    return prompt.main(["small", *words])
+    monkeypatch.setattr(verbs, "SHORTEST_PAUSE_S", 0.0)
+    return verbs.prompt(["small", *words])
 
 
 def test_it_prints_the_answer(

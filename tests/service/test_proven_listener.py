@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.cli import connection, local_login
-from gpucoord_site.cli.client import Client
-from gpucoord_site.cli.shell_job import terminal
-from gpucoord_site.cli.transport import RequestFailed, Transport, prove
+from gpucoord_site.cli import connection, local_login, terminal
+from gpucoord_site.cli.client import Client, RequestFailed, Transport, prove
 from monitor.owners.identity.probes import listeners
 from tests.foreign_listener import OTHER, ForeignListener, foreign_listener, needs_root
 

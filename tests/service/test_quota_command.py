@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpucoord_site.cli import quota
+from gpucoord_site.cli import verbs
 from tests.builders import GIB
 
 FREE = {"used": 0, "most": None, "committed": 0}
@@ -28,7 +28,7 @@ ALICE: dict[str, Any] = {
 
 
 def told(**changes: Any) -> list[str]:
-    return [" ".join(line.split()) for line in quota.lines(ALICE | changes)]
+    return [" ".join(line.split()) for line in verbs.quota_lines(ALICE | changes)]
 
 
 def test_each_limit_stands_with_what_is_used_of_it() -> None:
@@ -61,7 +61,7 @@ def test_unlimited_resources_are_not_listed() -> None:
 def test_an_unreachable_server_is_reported_in_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = quota.main(["--url", "http://127.0.0.1:1", "--token", "x"])
+    code = verbs.quota(["--url", "http://127.0.0.1:1", "--token", "x"])
 
     assert code == 125
     assert "gpucoord can't be reached" in capsys.readouterr().err

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.cli import instances, local_login, setup
-from gpucoord_site.cli.check import command as check
-from gpucoord_site.cli.setup import SetupFailed, System
+from gpucoord_site.cli import check, local_login, server
+from gpucoord_site.cli.server import SetupFailed, System
 from gpucoord_site.config.file import read_toml
 
 PROGRAM = Path("/opt/lab/bin/gpucoord")
@@ -37,14 +36,14 @@ def commands() -> Recorder:
 @pytest.fixture
 def system(tmp_path: Path, commands: Recorder, monkeypatch: pytest.MonkeyPatch) -> System:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    monkeypatch.setattr(setup, "_has_account", lambda: "useradd" in " ".join(commands.ran))
+    monkeypatch.setattr(server, "_has_account", lambda: "useradd" in " ".join(commands.ran))
     return System(root=tmp_path, run=commands)
 
 
 def install(system: System, admin: str | None = "carol", name: str | None = None) -> list[str]:
     """The texts of the steps that were carried out."""
     carried_out = []
-    for step in setup.installing(system, PROGRAM, admin, name):
+    for step in server.installing(system, PROGRAM, admin, name):
         if not step.is_done():
             step.apply()
             carried_out.append(step.text)
@@ -115,7 +114,7 @@ def test_a_name_means_a_proxy_with_https(system: System) -> None:
 def test_only_another_account_than_root_is_the_administrator(
     name: str, expected: str | None
 ) -> None:
-    assert setup.administrator({"SUDO_USER": name}) == expected
+    assert server.administrator({"SUDO_USER": name}) == expected
 
 
 def test_a_command_of_another_installation_is_not_replaced(system: System) -> None:
@@ -133,13 +132,13 @@ def test_remove_takes_it_back_and_keeps_data_and_settings(
     install(system)
     commands.ran.clear()
 
-    for step in setup.removing(system, PROGRAM):
+    for step in server.removing(system, PROGRAM):
         step.apply()
 
     assert files_in(system) == {"etc/gpucoord.toml"}
     assert system.data.is_dir()
     assert commands.ran == ["systemctl disable --now gpucoord", "systemctl daemon-reload"]
-    assert all(step.is_done() for step in setup.removing(system, PROGRAM))
+    assert all(step.is_done() for step in server.removing(system, PROGRAM))
 
 
 def test_without_systemd_no_command_of_it_runs(system: System, commands: Recorder) -> None:
@@ -155,7 +154,7 @@ def test_a_dry_run_shows_each_step_and_changes_nothing(
 ) -> None:
     before = files_in(system)
 
-    assert setup.main(words, replace(system)) == 0
+    assert server.setup.run(server.setup.parser().parse_args(words), replace(system)) == 0
 
     assert files_in(system) == before
     assert commands.ran == []
@@ -170,12 +169,12 @@ def test_it_ends_with_the_check_the_address_and_a_login_link(
     answer = {"path": "/login/link/x/", "user": "carol", "url": "http://127.0.0.1:8011"}
     answer |= {"public_url": None, "seconds": 60}
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(setup, "_program", lambda: PROGRAM)
-    monkeypatch.setattr(instances, "of_data_folder", lambda: iter(["http://127.0.0.1:8011"]))
+    monkeypatch.setattr(server, "_program", lambda: PROGRAM)
+    monkeypatch.setattr(local_login, "of_data_folder", lambda: iter(["http://127.0.0.1:8011"]))
     monkeypatch.setattr(local_login, "ask", lambda *_: answer)
-    monkeypatch.setattr(check, "main", lambda _: sys.stdout.write("the check\n") - 10)
+    monkeypatch.setattr(check, "check", lambda _: sys.stdout.write("the check\n") - 10)
 
-    assert setup.main([], system) == 0
+    assert server.setup.run(server.setup.parser().parse_args([]), system) == 0
 
     out = capsys.readouterr().out
     parts = ("the check", "runs at http://127.0.0.1:8011.", "/login/link/x/", "gpucoord user add")
@@ -188,14 +187,14 @@ def test_without_root_it_says_so(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
-    assert setup.main([], system) == 2
+    assert server.setup.run(server.setup.parser().parse_args([]), system) == 2
     assert "setup needs root" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gpus", "http://gpus.example.org", "gpus.example.org/x", "a b.c"])
 def test_the_name_of_the_server_is_checked(name: str) -> None:
     with pytest.raises(SystemExit):
-        setup.parser().parse_args(["--name", name])
+        server.setup.parser().parse_args(["--name", name])
 
 
 def test_a_failing_command_names_its_reason() -> None:

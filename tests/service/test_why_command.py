@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.why import lines, main, what_if_lines
+from gpucoord_site.cli.jobs import what_if_lines, why, why_lines
 
 BLOCKER = {
     "code": "UserMaxGpus",
@@ -33,7 +33,7 @@ WAITING = {
 
 
 def told(**changes: Any) -> list[str]:
-    return list(lines(WAITING | changes))
+    return list(why_lines(WAITING | changes))
 
 
 def test_it_prints_all_reasons_by_tier_with_their_figures() -> None:
@@ -115,7 +115,7 @@ def test_a_terminal_gets_no_control_characters(
     answer = WAITING | {"name": "a\x1b[31m\u202eevil", "blockers": [BLOCKER | {"text": "b\x9b\r"}]}
     monkeypatch.setattr(connection, "connect", lambda asked: Answers(answer))
 
-    assert main(["42", "--token", "x"]) == 0
+    assert why(["42", "--token", "x"]) == 0
 
     shown = capsys.readouterr().out
     assert not set(shown) & set("\x1b\u202e\x9b\r")

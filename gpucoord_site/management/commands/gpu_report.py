@@ -24,7 +24,8 @@ class Command(PlainCommand):
     help = "Print a report of GPU usage, fair share and violations, from the database here."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        report_options.add_choice(parser)
+        for argument in report_options.CHOICE:
+            argument.add_to(parser)
 
     def handle(self, *args: object, **options: Any) -> None:
         content = _content(options)

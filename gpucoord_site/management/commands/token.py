@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError
 from django.utils import timezone
 
-from gpucoord_site.cli import token_file
+from gpucoord_site.cli import local_login
 from gpucoord_site.management.plain import PlainCommand
 from monitor.facts.accounts import TokenScope, up_to
 from monitor.owners.accounts import rows
@@ -35,7 +35,7 @@ class Command(PlainCommand):
         parser.add_argument(
             "--save",
             action="store_true",
-            help=f"keep it for `gpucoord submit` here, in {token_file.place()}, instead",
+            help=f"keep it for `gpucoord submit` here, in {local_login.token_path()}, instead",
         )
 
     def handle(self, *args: object, **options: Any) -> None:
@@ -48,7 +48,7 @@ class Command(PlainCommand):
         scopes = up_to(TokenScope(options["scope"]))
         row, text = rows.create_token(user, timezone.now(), name=name, lives=lives, scopes=scopes)
         if options["save"]:
-            path = token_file.save(text)
+            path = local_login.save_token(text)
             self.stdout.write(f"Saved a token of {user.username} in {path}.")
         else:
             self.stdout.write(text)

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.cli.check import guards
+from gpucoord_site.cli import check_machine
 from gpucoord_site.config import errors
 from gpucoord_site.config.settings import load_config
 from monitor.facts.thresholds import BY_OPERATORS, IN_SETTINGS, RETIRED, retired, sentence
@@ -130,6 +130,6 @@ def test_operators_see_them_on_the_page_of_rules(
 def test_the_check_names_them(file: Path, tmp_path: Path) -> None:
     file.write_text("[policy.hogs]\ncoverage_pct = 50\n")
 
-    (finding,) = guards.retired_thresholds(load_config(data=tmp_path / "none"))
+    (finding,) = check_machine.retired_thresholds(load_config(data=tmp_path / "none"))
 
     assert finding.text == FORMER.format(IN_SETTINGS)

@@ -221,6 +221,8 @@ def test_the_local_command_says_what_is_wrong(option: str) -> None:
 
 
 def test_the_command_sends_what_was_given() -> None:
-    options = report_command._parser().parse_args(["--last", "7d", "--user", "bob", "--format=csv"])
+    options = report_command.report.parser().parse_args(
+        ["--last", "7d", "--user", "bob", "--format=csv"]
+    )
 
     assert report_command.query(options) == {"last": "7d", "scope": "user:bob", "format": "csv"}

@@ -15,7 +15,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.cli import clean as command
+from gpucoord_site.cli import verbs
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
@@ -495,13 +495,13 @@ def test_the_command_line_previews_a_clean_up_and_then_makes_it(
     box.clean(dry_run=True)
     connect_as(root, monkeypatch)
     cleaner = Cleaner("gpubox", box.data, copy=box.copy, read=box.read)
-    monkeypatch.setattr(command, "pause", lambda _: cleaner.step(NOW))
+    monkeypatch.setattr(verbs, "pause", lambda _: cleaner.step(NOW))
 
-    assert command.main(["--dry-run", "--host", "gpubox"]) == 0
+    assert verbs.clean(["--dry-run", "--host", "gpubox"]) == 0
     assert f"would be deleted: {log}" in capsys.readouterr().out
     assert log.exists()
 
-    assert command.main(["--path", str(box.data), "--host", "gpubox"]) == 0
+    assert verbs.clean(["--path", str(box.data), "--host", "gpubox"]) == 0
     assert f"deleted: {log}" in capsys.readouterr().out
     assert not log.exists()
 

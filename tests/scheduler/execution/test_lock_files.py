@@ -12,8 +12,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.cli.check import command as check_bounds
-from gpucoord_site.cli.check.report import Level
+from gpucoord_site.cli import check
+from gpucoord_site.cli.check_machine import Level
 from monitor.gpus import rows as availability
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Event
@@ -137,7 +137,7 @@ def test_the_check_names_a_spoiled_lock_file(
     path = locks.gpu_lock_file(folder, 0)
     spoil(path)
     config = settings.CONFIG.model_copy(update={"lock_folder": folder})
-    (finding,) = check_bounds.lock_files(config)
+    (finding,) = check.lock_files(config)
 
     assert (finding.level, finding.todo) == (Level.FAIL, f"{remedy} {path}")
     assert words in finding.text

@@ -68,10 +68,10 @@ def test_an_unknown_script_is_named_everywhere(
     assert "none is not one of" in by_form(alice, "/batches/", {"script": "none", "items": "a"})
     assert logged_in(alice).post("/scripts/none/", {}).status_code == 404
     connect_as(alice, monkeypatch)
-    assert submit.main(["--detach", "--script", "none"]) == 125
+    assert submit.submit(["--detach", "--script", "none"]) == 125
     assert UNKNOWN in capsys.readouterr().err
     (tmp_path / "a.wav").touch()
-    assert batch.main(["none", "--input", str(tmp_path)]) == 125
+    assert batch.batch(["none", "--input", str(tmp_path)]) == 125
     assert UNKNOWN in capsys.readouterr().err
     assert nothing_was_stored()
 
@@ -91,7 +91,7 @@ def test_a_violation_of_the_schema_names_the_argument_everywhere(
     assert sentence in by_form(alice, "/batches/", form)
     connect_as(alice, monkeypatch)
     (tmp_path / "a.wav").touch()
-    assert batch.main(["run", "--input", str(tmp_path), "n=many"]) == 125
+    assert batch.batch(["run", "--input", str(tmp_path), "n=many"]) == 125
     assert "script_args.n: 'many' is not of type 'integer'" in capsys.readouterr().err
     assert nothing_was_stored()
 
@@ -103,7 +103,7 @@ def test_an_item_that_the_script_cannot_take_is_named_by_its_place(
     assert "Item 2: &#x27;b&#x27; does not match" in by_form(alice, "/batches/", form)
     connect_as(alice, monkeypatch)
     (tmp_path / "list.txt").write_text("/a\nb\n")
-    assert batch.main(["run", "--input", str(tmp_path / "list.txt")]) == 125
+    assert batch.batch(["run", "--input", str(tmp_path / "list.txt")]) == 125
     assert "'b' does not match" in capsys.readouterr().err
     assert nothing_was_stored()
 
@@ -114,7 +114,7 @@ def test_a_batch_without_items_is_refused_everywhere(
     assert NO_ITEMS in by_rest(alice, "/api/batches/", {"command": "x", "items": []})
     assert NO_ITEMS in by_form(alice, "/batches/", {"command": "x", "items": " \n"})
     connect_as(alice, monkeypatch)
-    assert batch.main(["run", "--input", str(tmp_path)]) == 125
+    assert batch.batch(["run", "--input", str(tmp_path)]) == 125
     assert "there are no files in it" in capsys.readouterr().err
     assert nothing_was_stored()
 
@@ -131,7 +131,7 @@ def test_a_million_items_are_refused_everywhere(
     assert "larger than 2 MiB" in page
     connect_as(alice, monkeypatch)
     (tmp_path / "list.txt").write_text(lines)
-    assert batch.main(["--command", "x", "--input", str(tmp_path / "list.txt")]) == 125
+    assert batch.batch(["--command", "x", "--input", str(tmp_path / "list.txt")]) == 125
     assert "too large" in capsys.readouterr().err
     assert nothing_was_stored()
 
@@ -151,7 +151,7 @@ def test_files_that_are_missing_are_named(
     connect_as(alice, monkeypatch)
 
     for source in ("none.txt", "none/*.wav", "none"):
-        assert batch.main(["run", "--input", str(tmp_path / source)]) == 125
+        assert batch.batch(["run", "--input", str(tmp_path / source)]) == 125
         assert f"{tmp_path / source} is no file" in capsys.readouterr().err
     assert nothing_was_stored()
 

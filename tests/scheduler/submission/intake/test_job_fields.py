@@ -82,7 +82,7 @@ def test_the_form_shows_every_field_in_a_group_or_at_the_top() -> None:
 
 
 def test_the_command_line_has_every_field_and_none_beside() -> None:
-    options = {name for action in submit._parser()._actions for name in action.option_strings}
+    options = {name for action in submit.submit.parser()._actions for name in action.option_strings}
 
     assert options - OTHER_OPTIONS == {field.option for field in fields_of(Door.OPTION)}
 

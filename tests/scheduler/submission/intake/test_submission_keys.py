@@ -14,8 +14,7 @@ from django.test import Client as Browser
 from django.utils import timezone
 
 from gpucoord_site.cli import client as rest_client
-from gpucoord_site.cli.client import Client, NeverReached, NotReachable, RequestFailed
-from gpucoord_site.cli.transport import Answer
+from gpucoord_site.cli.client import Answer, Client, NeverReached, NotReachable, RequestFailed
 from monitor.owners.accounts import rows
 from scheduler.models import Job, SubmissionKey
 from scheduler.submission.intake import actions as intake_actions

@@ -173,7 +173,7 @@ def test_the_command_line_submits_a_script_with_its_arguments(
 ) -> None:
     connect_as(alice, monkeypatch)
 
-    assert submit.main(["--detach", "--script", "run", "file=/data/a", "n=3"]) == 0
+    assert submit.submit(["--detach", "--script", "run", "file=/data/a", "n=3"]) == 0
 
     job = Job.objects.get()
     assert (job.script, job.argv) == ("run", ["run", "/data/a", "-n", "3"])
@@ -188,9 +188,9 @@ def test_the_command_line_names_a_wrong_argument_as_the_schema_does(
 ) -> None:
     connect_as(alice, monkeypatch)
 
-    assert submit.main(["--detach", "--script", "run", "file=/a", "n=many"]) != 0
+    assert submit.submit(["--detach", "--script", "run", "file=/a", "n=many"]) != 0
     assert "script_args.n" in capsys.readouterr().err
-    assert submit.main(["--detach", "--script", "none", "file=/a"]) != 0
+    assert submit.submit(["--detach", "--script", "none", "file=/a"]) != 0
     assert "There is no script of this name; known scripts: " in capsys.readouterr().err
     assert not Job.objects.exists()
 
@@ -205,13 +205,13 @@ def test_the_command_line_submits_a_batch_and_names_missing_files(
     connect_as(alice, monkeypatch)
     missing = str(tmp_path / "none")
 
-    assert batch.main(["run", "--input", missing]) == 125
+    assert batch.batch(["run", "--input", missing]) == 125
     assert f"{missing} is no file" in capsys.readouterr().err
     (tmp_path / "empty.txt").touch()
-    assert batch.main(["run", "--input", str(tmp_path / "empty.txt")]) != 0
+    assert batch.batch(["run", "--input", str(tmp_path / "empty.txt")]) != 0
     assert "at least one item" in capsys.readouterr().err
     assert not Batch.objects.exists()
 
     (tmp_path / "list.txt").write_text("/a\n/b\n")
-    assert batch.main(["run", "--input", str(tmp_path / "list.txt"), "--gpu-mode", "shared"]) == 0
+    assert batch.batch(["run", "--input", str(tmp_path / "list.txt"), "--gpu-mode", "shared"]) == 0
     assert list(Batch.objects.get().items.values_list("input", flat=True)) == ["/a", "/b"]

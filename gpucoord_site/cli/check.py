@@ -7,25 +7,22 @@ import platform
 import re
 import sqlite3
 import stat
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gpucoord_site import __version__
-from gpucoord_site.cli.check import (
-    guards as check_guards,
-)
-from gpucoord_site.cli.check import (
-    machine as check_machine,
-)
-from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
-from gpucoord_site.cli.parsing import Parser
+from gpucoord_site.cli import check_machine
+from gpucoord_site.cli.check_machine import Finding, Level, as_json, as_text, fail, ok, warn, worst
+from gpucoord_site.cli.commands import arg, command
 from gpucoord_site.config.databases import database as database_settings
 from gpucoord_site.config.errors import SECRETS, origin
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config, ConfigError, load_config
+from monitor.facts.formats import GIB
 from monitor.facts.readings import GpuSweep, Health
 from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.engines.facts import EngineAway
@@ -34,11 +31,13 @@ from scheduler.execution.policy import BoundsPolicy
 from scheduler.runner.confine import caps, host_probe, limit_trials, locks
 
 
-def main(argv: Sequence[str]) -> int:
+@command(
+    "check",
+    "Say what this machine has and what is missing.",
+    arg("--json", "print JSON for scripts"),
+)
+def check(options: Namespace) -> int:
     """Print the findings. Returns 1 when `gpucoord up` cannot work before a fix."""
-    parser = Parser("gpucoord check", description="Say what this machine has and what is missing.")
-    parser.add_argument("--json", action="store_true", help="print JSON for scripts")
-    options = parser.parse_args(argv)
     findings = list(look())
     title = f"gpucoord {__version__} on {platform.node()}"
     title += f" (Linux {platform.release()}, Python {platform.python_version()})"
@@ -128,8 +127,6 @@ def _readable(name: str, path: Path, todo: str) -> Iterator[Finding]:
 
 
 # `gpucoord check`: the driver, NVML and the GPUs that respond.
-
-GIB = 1024**3
 
 
 def gpus(config: Config) -> Iterator[Finding]:
@@ -345,8 +342,8 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.checkpoints,
     check_machine.disk,
     database,
-    check_guards.disks,
-    check_guards.retired_thresholds,
+    check_machine.disks,
+    check_machine.retired_thresholds,
     check_machine.port,
     check_machine.listeners,
 ]

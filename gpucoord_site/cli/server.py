@@ -1,4 +1,4 @@
-"""`gpucoord setup`: install the service on this server, or take it back. For root."""
+"""Commands on the server itself: `login`, `setup`, `backup`, `restore` and `move-database`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,134 @@ import shutil
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from gpucoord_site.cli import instances, local_login
-from gpucoord_site.cli.parsing import Parser
+from gpucoord_site.cli import connection, local_login
+from gpucoord_site.cli.commands import (
+    REFUSED,
+    USAGE_ERROR,
+    arg,
+    command,
+    complain,
+    show,
+)
 from scheduler.facts.language_models import OWNER
+
+if TYPE_CHECKING:
+    from gpucoord_site.config.settings import Config
+
+Json = dict[str, Any]
+
+# `gpucoord login`: a link that logs a browser in once.
+
+NO_SERVICE = (
+    "No gpucoord service on this machine logs you in at {url}. Run `gpucoord login` on the server,"
+    " or log in with a password in the browser."
+)
+TAKES_NONE = "gpucoord login uses your OS account on the server; it takes no token."
+
+
+@command(
+    "login",
+    "Print a link that logs your browser in as you, once. Run it on the server.",
+    *connection.SERVER,
+)
+def login(options: Namespace) -> int:
+    """Returns 0, or 125 when there is no link."""
+    if options.token:
+        return complain(TAKES_NONE)
+    address = connection.url(options)
+    try:
+        answer = local_login.ask(address, "link")
+    except local_login.LoginRefused as error:
+        return complain(str(error))
+    if answer is None:
+        return complain(NO_SERVICE.format(url=address))
+    shown = {"user": answer["user"], "url": _link_of(answer), "seconds": answer["seconds"]}
+    return show(options, shown, _login_lines(answer))
+
+
+def _link_of(answer: Json) -> str:
+    return f"{answer['public_url'] or answer['url']}{answer['path']}"
+
+
+def _login_lines(answer: Json) -> Iterator[str]:
+    yield f"Open this link within {answer['seconds']} seconds. It logs you in as {answer['user']},"
+    yield "and it works once:"
+    yield f"  {_link_of(answer)}"
+    if not answer["public_url"]:
+        port, host = urlsplit(answer["url"]).port, os.uname().nodename
+        here = urlsplit(answer["url"]).netloc
+        yield f"From another computer, first run there: ssh -L {port}:{here} {host}"
+
+
+# `gpucoord backup`, `restore` and `move-database`; gpucoord_site/backup/ does the work.
+
+
+@command(
+    "backup",
+    "Write the database, the secret key and the settings file into one file (mode 0600). gpucoord"
+    " may run meanwhile. Files of jobs are not included.",
+    arg("file FILE", "such as gpucoord.tar.gz", type=Path),
+    arg("--replace", "replace FILE if it exists"),
+)
+def backup(options: Namespace) -> int:
+    from gpucoord_site.backup import command as backups
+
+    return _saving(lambda config: backups.backup(config, options.file, replace=options.replace))
+
+
+@command(
+    "restore",
+    "Put a backup into the data folder and the database. Stop gpucoord first, on every host that"
+    " uses the database.",
+    arg("file FILE", "a file of gpucoord backup", type=Path),
+    arg("--replace", "replace existing data; replaced files are kept in DATA/replaced-TIME"),
+)
+def restore(options: Namespace) -> int:
+    from gpucoord_site.backup import command as backups
+
+    return _saving(lambda config: backups.restore(config, options.file, replace=options.replace))
+
+
+@command(
+    "move-database",
+    "Copy all rows from the database of the settings to another kind of database: from SQLite to"
+    " PostgreSQL, or back. Stop gpucoord first. The source is not changed.",
+    arg(
+        "target TARGET",
+        "empty database postgresql://USER:PASSWORD@HOST:5432/NAME, `sqlite` for the data"
+        " folder, or - to read the address from the standard input",
+    ),
+)
+def move_database(options: Namespace) -> int:
+    target = sys.stdin.readline().strip() if options.target == "-" else options.target
+    from gpucoord_site.backup import move
+
+    return _saving(lambda config: move.move(config, target))
+
+
+def _saving(action: Callable[[Config], str]) -> int:
+    """Print what was done, or the reason why not (exit code 1)."""
+    from gpucoord_site.backup.archive import BackupError
+    from gpucoord_site.config.settings import load_config
+    from gpucoord_site.service.startup_checks import UnableToStart
+
+    config = load_config()
+    try:
+        text = action(config)
+    except (BackupError, UnableToStart) as error:
+        return complain(str(error), REFUSED)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+# `gpucoord setup`: install the service on this server, or take it back. For root.
 
 START_S = 60.0
 PAUSE_S = 0.5
@@ -30,17 +149,29 @@ Next:
 `gpucoord help installation` explains the settings."""
 
 
-def main(argv: Sequence[str], system: System | None = None) -> int:
-    """Returns 0; 1 if `gpucoord check` finds a fault; 2 if a step is not possible."""
-    options = parser().parse_args(argv)
-    # The client alone has no such module, and stops here.
-    from gpucoord_site.cli.check import command as check
+def _host_name(text: str) -> str:
+    if not HOST_NAME.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r} is not the name of a server, such as gpus.example.org")
+    return text
 
-    system = system or System()
+
+@command(
+    "setup",
+    "Install the service on this server: data folder, account, command, settings and systemd unit."
+    " Steps that are done already are left alone.",
+    arg("--dry-run", "show each step and change nothing"),
+    arg("--remove", "remove service and command; the data is kept"),
+    arg("--name", "the server's name, if a proxy with HTTPS serves it", type=_host_name),
+)
+def setup(options: Namespace, system: System | None = None) -> int:
+    """Returns 0; 1 if `gpucoord check` finds a fault; 2 if a step is not possible."""
+    # The client alone has no such module, and stops here.
+    from gpucoord_site.cli.check import check
+
     if os.geteuid() != 0 and not options.dry_run:
-        sys.stderr.write("gpucoord: setup needs root; `gpucoord setup --dry-run` does not.\n")
-        return 2
-    program = _program()
+        text = "setup needs root; `gpucoord setup --dry-run` does not."
+        return complain(text, USAGE_ERROR)
+    system, program = system or System(), _program()
     try:
         if options.remove:
             _carry_out(removing(system, program), dry_run=options.dry_run)
@@ -49,9 +180,8 @@ def main(argv: Sequence[str], system: System | None = None) -> int:
         admin = administrator(dict(os.environ))
         _carry_out(installing(system, program, admin, options.name), dry_run=options.dry_run)
     except (SetupFailed, OSError) as error:
-        sys.stderr.write(f"gpucoord: {error}\n")
-        return 2
-    return 0 if options.dry_run else _finish(system, options.name, check.main)
+        return complain(str(error), USAGE_ERROR)
+    return 0 if options.dry_run else _finish(system, options.name, check)
 
 
 def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
@@ -90,7 +220,7 @@ def _address() -> str | None:
     """Of the service that was just started; None: it does not answer in time."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        if address := next(instances.of_data_folder(), None):
+        if address := next(local_login.of_data_folder(), None):
             return address
         time.sleep(PAUSE_S)
     return None
@@ -98,14 +228,13 @@ def _address() -> str | None:
 
 def _show_link(address: str) -> None:
     try:
-        answer: dict[str, Any] | None = local_login.ask(address, "link")
+        answer = local_login.ask(address, "link")
     except local_login.LoginRefused as error:
         print(f"No login link: {error}")
         return
     if answer is not None:
-        link = (answer["public_url"] or answer["url"]) + answer["path"]
         print(f"Open this link within {answer['seconds']} seconds to log in as {answer['user']}:")
-        print(f"  {link}")
+        print(f"  {_link_of(answer)}")
         print("`gpucoord login` prints a new one.")
 
 
@@ -113,28 +242,6 @@ def _program() -> Path:
     """The command of this environment."""
     installed = Path(sys.prefix) / "bin" / "gpucoord"
     return installed if installed.exists() else Path(sys.argv[0]).absolute()
-
-
-def _host_name(text: str) -> str:
-    if not HOST_NAME.fullmatch(text):
-        raise ArgumentTypeError(f"{text!r} is not the name of a server, such as gpus.example.org")
-    return text
-
-
-def parser() -> ArgumentParser:
-    made = Parser(
-        prog="gpucoord setup",
-        description="Install the service on this server: data folder, account, command, settings"
-        " and systemd unit. Steps that are done already are left alone.",
-    )
-    add = made.add_argument
-    add("--dry-run", action="store_true", help="show each step and change nothing")
-    add("--remove", action="store_true", help="remove service and command; the data is kept")
-    add("--name", type=_host_name, help="the server's name, if a proxy with HTTPS serves it")
-    return made
-
-
-PARSERS = {"setup": parser}
 
 
 # The steps of `gpucoord setup`: what each one changes, whether it is done, and how it is done.

@@ -1,35 +1,106 @@
-"""`gpucoord check`: profile, accounts, limits, kernel, disk and port."""
+"""Findings of `gpucoord check`, and the checks of the machine and of its guards."""
 
 from __future__ import annotations
 
 import errno
 import getpass
 import http.client
+import json
 import os
 import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, TypeVar
 
-from gpucoord_site.cli.check.report import Finding, fail, ok, warn
+from django.apps import apps
+
 from gpucoord_site.config.settings import Config
 from gpucoord_site.config.values import is_loopback
 from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue import PROFILE_WORDS
 from monitor.facts import input_rules
+from monitor.facts import thresholds as former
+from monitor.facts.formats import GIB
+from monitor.facts.input_rules import escaped
 from monitor.gpus.policy.capability import cpu_places
 from monitor.gpus.sampling.probes.host import LimitsProbe
 from monitor.runtime.probes import disk_space, service_state
+from monitor.thresholds import policy as policies
+from monitor.thresholds.policy import FILE, Layer
+from scheduler.catalogue import PROFILES
+from scheduler.disk.policy import DiskLevel, DiskPolicy, DiskSpace, is_near, level, sentence
 from scheduler.runner.confine import landlock
 from scheduler.submission.intake.policy import account_rule
 
-GIB = 1024**3
+T = TypeVar("T")
 # Of /healthz.
 LONGEST_ANSWER = 64 * 1024
 LITTLE_BYTES, TOO_LITTLE_BYTES = 5 * GIB, GIB // 2
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. todo: the remedy."""
+
+    topic: str
+    level: Level
+    text: str
+    todo: str = ""
+
+
+def ok(topic: str, text: str) -> Finding:
+    return Finding(topic, Level.OK, text)
+
+
+def warn(topic: str, text: str, todo: str = "") -> Finding:
+    return Finding(topic, Level.WARN, text, todo)
+
+
+def fail(topic: str, text: str, todo: str = "") -> Finding:
+    return Finding(topic, Level.FAIL, text, todo)
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    order = list(Level)
+    return max((f.level for f in findings), key=order.index, default=Level.OK)
+
+
+def as_text(title: str, findings: list[Finding]) -> Iterator[str]:
+    """The report for a terminal, line by line."""
+    width = max(len(f.topic) for f in findings)
+    yield title
+    yield ""
+    for finding in findings:
+        yield f"  {finding.level:<4}  {finding.topic:<{width}}  {escaped(finding.text)}"
+        if finding.todo:
+            yield f"        {'':<{width}}  → {escaped(finding.todo)}"
+    yield ""
+    counts = {level: sum(f.level is level for f in findings) for level in Level}
+    yield f"{counts[Level.OK]} ok, {counts[Level.WARN]} to know, {counts[Level.FAIL]} to mend"
+
+
+def as_json(title: str, findings: list[Finding]) -> str:
+    body = {
+        "gpucoord": title,
+        "status": worst(findings),
+        "findings": [asdict(f) for f in findings],
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False)
+
+
+# Profile, accounts, limits, kernel, disk and port.
 
 
 def account() -> str:
@@ -229,3 +300,81 @@ def _is_gpucoord(config: Config) -> bool:
         body = input_rules.parse_json(text)
         return isinstance(body, dict) and "loops" in body
     return False
+
+
+# Thresholds without effect, and guards that keep jobs from starting.
+
+REMEDY = "delete files there, or change the thresholds of the policy disk on /rules/"
+
+
+def disks(config: Config) -> Iterator[Finding]:
+    """Whether jobs wait for space of the data folder or of the folder of checkpoints."""
+    policy = _policy(config)
+    warnings = list(problems(config, policy))
+    if not warnings:
+        yield ok("disk guard", f"no job waits for disk space (block_pct = {policy.block_pct:g})")
+    for text in warnings:
+        yield warn("disk guard", text, REMEDY)
+
+
+def retired_thresholds(config: Config) -> Iterator[Finding]:
+    """Values of former thresholds in the settings or the database."""
+    in_settings = former.retired(config.policy)
+    sentences: list[str] | None = _from_rows(config, lambda rows: rows.retired_values())
+    if sentences is None:
+        sentences = [former.sentence(in_settings, former.IN_SETTINGS)] if in_settings else []
+    for text in sentences:
+        yield warn(
+            "thresholds",
+            text,
+            "remove it there; in the admin, save its policy under Thresholds or delete its values",
+        )
+
+
+def problems(config: Config, policy: DiskPolicy) -> Iterator[str]:
+    """A sentence for each file system for whose space jobs wait, or soon will."""
+    seen = set()
+    for folder in (config.data, config.checkpoints):
+        if folder is None:
+            continue
+        place = existing(folder)
+        if (device := place.stat().st_dev) in seen:
+            continue
+        seen.add(device)
+        reading = disk_space.read(place)
+        space = DiskSpace(
+            device=str(device),
+            used_bytes=reading.used_bytes,
+            available_bytes=reading.available_bytes,
+        )
+        stage = level(space, policy, DiskLevel.NORMAL)
+        if stage is DiskLevel.BLOCKED:
+            yield sentence(str(folder), space, stage, policy)
+        elif is_near(space, policy):
+            text = sentence(str(folder), space, DiskLevel.NORMAL, policy)
+            yield f"{text} Jobs with a folder there will soon wait."
+
+
+def _policy(config: Config) -> DiskPolicy:
+    """The thresholds in force; without tables, those of the settings."""
+    stored: DiskPolicy | None = _from_rows(config, lambda rows: rows.current(DiskPolicy))
+    if stored is not None:
+        return stored
+    layers = [policies.profile_layer(config.profile, [PROFILES]), Layer(FILE, config.policy)]
+    made: DiskPolicy = policies.in_force(DiskPolicy, "disk", layers)
+    return made
+
+
+def _from_rows(config: Config, read: Callable[[Any], T]) -> T | None:
+    """The result of `read`, which gets the module of thresholds in force; None without tables."""
+    # Made at the first start, with the tables.
+    if not apps.ready or not (config.data / "secret_key").exists():
+        return None
+    from django.db import DatabaseError
+
+    from monitor.thresholds import rows
+
+    try:
+        return read(rows)
+    except DatabaseError:
+        return None

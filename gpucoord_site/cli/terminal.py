@@ -19,8 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpucoord_site.cli.client import Client, NotReachable, RequestFailed
-from gpucoord_site.cli.transport import connected
+from gpucoord_site.cli.client import Client, NotReachable, RequestFailed, connected
 from monitor.facts import input_rules
 from monitor.facts.input_rules import escaped
 
