@@ -12,7 +12,6 @@ import shlex
 import sys
 from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -32,13 +31,14 @@ class Failed(Exception):
     """The command can't do its work; the message says why, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
 class Argument:
-    """Of `ArgumentParser.add_argument`. group: its heading in the help."""
+    """Of `ArgumentParser.add_argument`. group: its heading in the help.
 
-    names: Sequence[str]
-    settings: dict[str, Any]
-    group: str = ""
+    This and Command are no dataclasses, which would take a hundredth of the start of a command.
+    """
+
+    def __init__(self, names: Sequence[str], settings: Mapping[str, Any], group: str = "") -> None:
+        self.names, self.settings, self.group = names, settings, group
 
     def add_to(self, parser: Any) -> None:
         parser.add_argument(*self.names, **self.settings)
@@ -56,7 +56,6 @@ def arg(spelled: str, about: str, group: str = "", **settings: Any) -> Argument:
     return Argument(names, {"help": about, **settings}, group)
 
 
-@dataclass(frozen=True, slots=True)
 class Command:
     """Called with the words after its name, it returns the exit code.
 
@@ -64,11 +63,16 @@ class Command:
     and Failed.
     """
 
-    name: str
-    description: str
-    arguments: Sequence[Argument]
-    run: Callable[[Namespace], int]
-    settings: dict[str, Any]
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        arguments: Sequence[Argument],
+        run: Callable[[Namespace], int],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.name, self.description, self.arguments = name, description, arguments
+        self.run, self.settings = run, settings
 
     def __call__(self, argv: Sequence[str]) -> int:
         parser = self.parser()

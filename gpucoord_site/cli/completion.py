@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -62,24 +61,17 @@ def completion(options: Namespace) -> int:
 
 
 @command("man", "Print the manual page: gpucoord man | man -l -")
-def manual(_options: Namespace) -> int:
+def man(_options: Namespace) -> int:
     sys.stdout.write("\n".join(man_page()) + "\n")
     return 0
 
 
 def parsers() -> dict[str, ArgumentParser]:
     """The parser of each command that starts without Django, by name."""
-    from gpucoord_site.cli.main import COMMANDS
+    from gpucoord_site.cli.main import COMMANDS, declared
 
-    commands: dict[str, ArgumentParser] = {}
-    for name, (_, target) in COMMANDS.items():
-        if target is None or name in HEAVY:
-            continue
-        module, _, attribute = target.partition(":")
-        made = getattr(importlib.import_module(module), attribute)
-        if isinstance(made, Command):
-            commands[name] = made.parser()
-    return commands
+    made = {name: declared(name) for name in COMMANDS if name not in HEAVY}
+    return {name: each.parser() for name, each in made.items() if isinstance(each, Command)}
 
 
 def options(parser: ArgumentParser) -> Iterator[Action]:

@@ -9,140 +9,89 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
 from gpucoord_site.config import secret_variables
 
-# By name: what it does, and `module:function` if it starts without Django.
+# By name: what it does, and the module that declares it if it starts without Django.
 Commands = dict[str, tuple[str, str | None]]
 COMMANDS: Commands = {
     "up": ("start gpucoord here and print its address", None),
     "node": ("start gpucoord on a further host, without pages", None),
-    "demo": (
-        "try gpucoord with a simulated server; nothing is kept",
-        "gpucoord_site.demo.command:demo",
-    ),
-    "setup": (
-        "install the service on this server, as root",
-        "gpucoord_site.cli.server:setup",
-    ),
-    "check": (
-        "list what this machine has and what is missing",
-        "gpucoord_site.cli.check:check",
-    ),
-    "submit": (
-        "run a command as a job: gpucoord submit -- python train.py",
-        "gpucoord_site.cli.submit:submit",
-    ),
+    "demo": ("try gpucoord with a simulated server; nothing is kept", "demo.command"),
+    "setup": ("install the service on this server, as root", "cli.server"),
+    "check": ("list what this machine has and what is missing", "cli.check"),
+    "submit": ("run a command as a job: gpucoord submit -- python train.py", "cli.submit"),
     "run": (
         "run a command with high priority and wait for it: gpucoord run -- python eval.py",
-        "gpucoord_site.cli.submit:run",
+        "cli.submit",
     ),
-    "shell": (
-        "open a shell with a GPU as a job: gpucoord shell",
-        "gpucoord_site.cli.shell:shell",
-    ),
-    "notebook": (
-        "open JupyterLab with a GPU as a job: gpucoord notebook",
-        "gpucoord_site.cli.shell:notebook",
-    ),
-    "batch": (
-        "run a script for many items: gpucoord batch SCRIPT --input FOLDER",
-        "gpucoord_site.cli.batch:batch",
-    ),
-    "queue": ("list running and waiting jobs", "gpucoord_site.cli.jobs:queue"),
-    "show": ("show a job: gpucoord show JOB", "gpucoord_site.cli.jobs:show"),
-    "logs": ("print a job's output: gpucoord logs -f JOB", "gpucoord_site.cli.job_actions:logs"),
-    "wait": ("wait until jobs have ended", "gpucoord_site.cli.job_actions:wait"),
-    "cancel": ("cancel jobs", "gpucoord_site.cli.job_actions:cancel"),
-    "hold": ("keep waiting jobs from starting", "gpucoord_site.cli.job_actions:hold"),
-    "release": ("let held jobs start", "gpucoord_site.cli.job_actions:release"),
-    "requeue": ("put running jobs back into the queue", "gpucoord_site.cli.job_actions:requeue"),
-    "resubmit": (
-        "submit ended jobs again, with the same request",
-        "gpucoord_site.cli.job_actions:resubmit",
-    ),
+    "shell": ("open a shell with a GPU as a job: gpucoord shell", "cli.shell"),
+    "notebook": ("open JupyterLab with a GPU as a job: gpucoord notebook", "cli.shell"),
+    "batch": ("run a script for many items: gpucoord batch SCRIPT --input FOLDER", "cli.batch"),
+    "queue": ("list running and waiting jobs", "cli.jobs"),
+    "show": ("show a job: gpucoord show JOB", "cli.jobs"),
+    "logs": ("print a job's output: gpucoord logs -f JOB", "cli.job_actions"),
+    "wait": ("wait until jobs have ended", "cli.job_actions"),
+    "cancel": ("cancel jobs", "cli.job_actions"),
+    "hold": ("keep waiting jobs from starting", "cli.job_actions"),
+    "release": ("let held jobs start", "cli.job_actions"),
+    "requeue": ("put running jobs back into the queue", "cli.job_actions"),
+    "resubmit": ("submit ended jobs again, with the same request", "cli.job_actions"),
     "priority": (
         "change the priority of waiting jobs: gpucoord priority 2 JOB",
-        "gpucoord_site.cli.job_actions:priority",
+        "cli.job_actions",
     ),
-    "change": (
-        "change limits, memory and tags of waiting jobs",
-        "gpucoord_site.cli.job_actions:change",
-    ),
-    "history": ("list ended jobs", "gpucoord_site.cli.jobs:history"),
-    "efficiency": (
-        "say what a job used of what it requested",
-        "gpucoord_site.cli.jobs:efficiency",
-    ),
-    "top": ("show GPUs and jobs live", "gpucoord_site.cli.gpus:top"),
-    "gpus": ("list the GPUs", "gpucoord_site.cli.gpus:gpus"),
-    "mine": ("list your own processes on GPUs", "gpucoord_site.cli.gpus:mine"),
-    "end": ("end one of your own processes: gpucoord end PID", "gpucoord_site.cli.gpus:end"),
+    "change": ("change limits, memory and tags of waiting jobs", "cli.job_actions"),
+    "history": ("list ended jobs", "cli.jobs"),
+    "efficiency": ("say what a job used of what it requested", "cli.jobs"),
+    "top": ("show GPUs and jobs live", "cli.gpus"),
+    "gpus": ("list the GPUs", "cli.gpus"),
+    "mine": ("list your own processes on GPUs", "cli.gpus"),
+    "end": ("end one of your own processes: gpucoord end PID", "cli.gpus"),
     "incidents": (
         "list incidents; show one, and what would start without it: gpucoord incidents ID",
-        "gpucoord_site.cli.verbs:incidents",
+        "cli.verbs",
     ),
-    "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.jobs:why"),
+    "why": ("say why a job waits: gpucoord why JOB", "cli.jobs"),
     "quota": (
         "say what you may use; change limits: gpucoord quota set USER --share 30",
-        "gpucoord_site.cli.verbs:quota",
+        "cli.verbs",
     ),
-    "user": (
-        "add and invite users: gpucoord user add NAME",
-        "gpucoord_site.cli.verbs:user",
-    ),
-    "prompt": (
-        "ask a language model: gpucoord prompt MODEL TEXT",
-        "gpucoord_site.cli.verbs:prompt",
-    ),
+    "user": ("add and invite users: gpucoord user add NAME", "cli.verbs"),
+    "prompt": ("ask a language model: gpucoord prompt MODEL TEXT", "cli.verbs"),
     "models": (
         "list language models; start and unload them: gpucoord models boot MODEL",
-        "gpucoord_site.cli.verbs:models",
+        "cli.verbs",
     ),
     "report": (
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
-        "gpucoord_site.cli.report:report",
+        "cli.report",
     ),
-    "clean": (
-        "clean up full disks: gpucoord clean --dry-run",
-        "gpucoord_site.cli.verbs:clean",
-    ),
-    "mcp": ("serve AI agents (Model Context Protocol)", "gpucoord_site.cli.mcp_server:mcp"),
-    "lock": (
-        "lock GPUs for a command: gpucoord lock 0 -- python train.py",
-        "gpucoord_site.cli.lock:lock",
-    ),
+    "clean": ("clean up full disks: gpucoord clean --dry-run", "cli.verbs"),
+    "mcp": ("serve AI agents (Model Context Protocol)", "cli.mcp_server"),
+    "lock": ("lock GPUs for a command: gpucoord lock 0 -- python train.py", "cli.lock"),
     "container": (
         "run a container inside a job: gpucoord container run IMAGE",
-        "gpucoord_site.cli.container:container",
+        "cli.container",
     ),
-    "login": (
-        "print a link that logs your browser in, once (on the server)",
-        "gpucoord_site.cli.server:login",
-    ),
+    "login": ("print a link that logs your browser in, once (on the server)", "cli.server"),
     "token": ("make a token for REST: gpucoord token USER", None),
     "join-token": ("make a token that lets a further host join", None),
     "backup": (
         "back up database, secret key and settings: gpucoord backup FILE.tar.gz",
-        "gpucoord_site.cli.server:backup",
+        "cli.server",
     ),
-    "restore": (
-        "put a backup in place: gpucoord restore FILE.tar.gz",
-        "gpucoord_site.cli.server:restore",
-    ),
-    "move-database": (
-        "copy all rows from SQLite to PostgreSQL, or back",
-        "gpucoord_site.cli.server:move_database",
-    ),
+    "restore": ("put a backup in place: gpucoord restore FILE.tar.gz", "cli.server"),
+    "move-database": ("copy all rows from SQLite to PostgreSQL, or back", "cli.server"),
     "completion": (
         "print the completion for a shell: gpucoord completion bash",
-        "gpucoord_site.cli.completion:completion",
+        "cli.completion",
     ),
-    "man": ("print the manual page", "gpucoord_site.cli.completion:manual"),
-    "version": ("print the version", "gpucoord_site.cli.main:version"),
+    "man": ("print the manual page", "cli.completion"),
+    "version": ("print the version", "cli.main"),
 }
 FRONT_PAGE = """\
 gpucoord keeps a shared GPU server fair.
@@ -267,19 +216,28 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         return USAGE_ERROR
     if is_client_alone() and name not in ours and name != "help":
         return _unknown(name)
-    target = ours.get(name, ("", None))[1]
     try:
         if name == "help":
             return _help(rest)
-        if target:
-            module, function = target.split(":")
-            return int(getattr(importlib.import_module(module), function)(rest) or 0)
+        if name in ours and (run := declared(name)):
+            return run(rest)
         return _django(name, rest)
     except ModuleNotFoundError as error:
         if not is_client_alone():
             raise
         print(NEEDS_ALL.format(name=name, missing=error.name), file=sys.stderr)
         return USAGE_ERROR
+
+
+def declared(name: str) -> Callable[[list[str]], int] | None:
+    """The command as its module declares it; None: it is one of Django."""
+    module = COMMANDS[name][1]
+    if module is None:
+        return None
+    made: Callable[[list[str]], int] = getattr(
+        importlib.import_module(f"gpucoord_site.{module}"), name.replace("-", "_")
+    )
+    return made
 
 
 def _is_off(name: str) -> bool:
@@ -291,15 +249,6 @@ def _is_off(name: str) -> bool:
     from gpucoord_site.config.settings import load_config
 
     return COMMANDS[name] not in load_config().extensions
-
-
-def _help(words: list[str]) -> int:
-    """A chapter of the documentation, or the help of one of Django's commands."""
-
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
-    if not is_topic(words) and words[0] in _commands_of_apps():
-        return _django("help", words)
-    return print_topic(words)
 
 
 def is_client_alone() -> bool:
@@ -364,38 +313,39 @@ def version(_rest: Sequence[str] = ()) -> int:
 TOPICS = "topics"
 
 
-def print_topic(argv: Sequence[str]) -> int:
-    """Print the chapter of the words, such as `first job`. Returns 2 if there is none."""
-    from gpucoord_site.documentation import library
+def _help(words: list[str]) -> int:
+    """A chapter of the documentation, or the help of one of Django's commands."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    text = topic(words)
+    if text is None and words[0] in _commands_of_apps():
+        return _django("help", words)
+    if text is None:
+        from gpucoord_site.documentation import library
 
-    topic = "-".join(argv)
-    if topic == TOPICS:
-        sys.stdout.write("\n".join(_list()) + "\n")
-        return 0
-    try:
-        text = library.source(library.find(topic))
-    except library.NoChapter:
+        name = "-".join(words)
         names = [PurePosixPath(entry.name).name for entry in library.index()]
-        close = get_close_matches(topic, names, 1)
+        close = get_close_matches(name, names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         sys.stderr.write(
-            f"gpucoord: there is no command or topic {topic!r}.{hint}"
+            f"gpucoord: there is no command or topic {name!r}.{hint}"
             " `gpucoord help topics` lists all topics.\n"
         )
-        return 2
+        return USAGE_ERROR
     sys.stdout.write(text)
     return 0
 
 
-def is_topic(words: Sequence[str]) -> bool:
+def topic(words: Sequence[str]) -> str | None:
+    """The chapter of words such as `first job`, or the list of all; None: there is none."""
     from gpucoord_site.documentation import library
 
-    topic = "-".join(words)
+    name = "-".join(words)
+    if name == TOPICS:
+        return "\n".join(_list()) + "\n"
     try:
-        library.find(topic)
+        return library.source(library.find(name))
     except library.NoChapter:
-        return topic == TOPICS
-    return True
+        return None
 
 
 def _list() -> Iterator[str]:
@@ -404,6 +354,6 @@ def _list() -> Iterator[str]:
     group = ""
     for entry in library.index():
         if entry.group != group:
+            yield f"\n{entry.group}" if group else entry.group
             group = entry.group
-            yield f"\n{group}" if group != library.index()[0].group else group
         yield f"  {entry.name:<32}  {entry.title}"

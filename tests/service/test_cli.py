@@ -223,12 +223,8 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
 
 def test_each_command_without_django_starts_without_settings() -> None:
     code = (
-        "import importlib; from gpucoord_site.cli.main import COMMANDS\n"
-        "targets = [target for _, target in COMMANDS.values() if target]\n"
-        "for target in targets:\n"
-        "    module, function = target.split(':')\n"
-        "    getattr(importlib.import_module(module), function)\n"
-        "print(len(targets))"
+        "from gpucoord_site.cli.main import COMMANDS, declared\n"
+        "print(len(list(filter(None, map(declared, COMMANDS)))))"
     )
     environ = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     ran = subprocess.run(

@@ -105,16 +105,16 @@ def test_only_chapters_are_topics(topic: str) -> None:
 
 
 def test_help_prints_the_chapter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.print_topic(["first", "job"]) == 0
+    assert main._help(["first", "job"]) == 0
     assert capsys.readouterr().out == (DOCS / "users/first-job.md").read_text()
 
 
 def test_help_lists_the_topics_and_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.print_topic(["topics"]) == 0
+    assert main._help(["topics"]) == 0
     out = capsys.readouterr().out
     assert all(entry.name in out for entry in library.index())
 
-    assert main.print_topic(["preemtion"]) == 2
+    assert main._help(["preemtion"]) == 2
     assert "Did you mean preemption?" in capsys.readouterr().err
 
 

@@ -69,16 +69,14 @@ def _commands() -> Iterator[str]:
 def _parser(name: str) -> argparse.ArgumentParser | None:
     """The parser of a command; None for one without options."""
     from gpucoord_site.cli.commands import Command
-    from gpucoord_site.cli.main import COMMANDS
+    from gpucoord_site.cli.main import declared
 
-    target = COMMANDS[name][1]
-    if target is None:
-        command = importlib.import_module(f"gpucoord_site.management.commands.{name}").Command()
-        made: argparse.ArgumentParser = command.create_parser("gpucoord", name)
-        return made
-    module, attribute = target.split(":")
-    declared = getattr(importlib.import_module(module), attribute)
-    return declared.parser() if isinstance(declared, Command) else None
+    own = declared(name)
+    if own is not None:
+        return own.parser() if isinstance(own, Command) else None
+    command = importlib.import_module(f"gpucoord_site.management.commands.{name}").Command()
+    made: argparse.ArgumentParser = command.create_parser("gpucoord", name)
+    return made
 
 
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
