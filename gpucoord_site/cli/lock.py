@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.commands import Command, Parser, arg, command, complain, in_words
+from monitor.facts.input_rules import escaped
 from scheduler.facts.units import parse_bytes
 from scheduler.runner.confine import host_probe, locks
 from scheduler.runner.confine.locks import HeldLocks, LockRefused
@@ -90,9 +91,9 @@ def lock(options: Namespace) -> int:
     except ConfigError as error:
         return complain(f"{error} Or say where the lock files are: --folder /tmp.")
     except OSError as error:
-        return complain(f"{locks.describe_error(error)}.")
+        return complain(f"{escaped(locks.describe_error(error))}.")
     if isinstance(result, LockRefused):
-        return complain(f"{locks.describe_refusal(result)}.", BUSY)
+        return complain(f"{escaped(locks.describe_refusal(result))}.", BUSY)
     _tell(options, options.gpus)
     return _become(options.command, options.gpus, result)
 
@@ -112,7 +113,7 @@ def _take(options: Namespace) -> HeldLocks | LockRefused:
         result = _once(folder, options)
         if isinstance(result, HeldLocks) or (ends is not None and time.monotonic() >= ends):
             return result
-        text = locks.describe_refusal(result)
+        text = escaped(locks.describe_refusal(result))
         if text != reported or time.monotonic() - reported_at > TELL_AGAIN_S:
             complain(f"{text}; waiting")
             reported, reported_at = text, time.monotonic()

@@ -68,7 +68,7 @@ COMMANDS: Commands = {
     ),
     "report": (
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
-        "cli.report",
+        "cli.verbs",
     ),
     "clean": ("clean up full disks: gpucoord clean --dry-run", "cli.verbs"),
     "mcp": ("serve AI agents (Model Context Protocol)", "cli.mcp_server"),

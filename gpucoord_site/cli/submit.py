@@ -34,6 +34,7 @@ from gpucoord_site.cli.commands import (
 )
 from gpucoord_site.cli.environment import SHELL_FUNCTION, captured, storable
 from gpucoord_site.cli.script_files import BadScript
+from monitor.facts.input_rules import escaped
 from scheduler.facts.field_types import MOMENT, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import BLOCKING_PRIORITY
@@ -136,7 +137,7 @@ def _name_left_out(answer: dict[str, Any], body: dict[str, Any]) -> None:
     named = body.get("left_out", {})
     by_server = [f"{n} ({why})" for n, why in answer["left_out"].items() if n not in named]
     if by_server:
-        complain(f"left out: {', '.join(by_server)}")
+        complain(f"left out: {', '.join(map(escaped, by_server))}")
 
 
 def body_of(options: Namespace, words: Sequence[str]) -> dict[str, Any]:

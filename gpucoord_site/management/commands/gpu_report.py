@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError
 from django.utils import timezone
 
-from gpucoord_site.cli import report as report_options
+from gpucoord_site.cli import verbs
 from gpucoord_site.management.plain import PlainCommand
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import ScopeNotFound, build
@@ -24,19 +24,17 @@ class Command(PlainCommand):
     help = "Print a report of GPU usage, fair share and violations, from the database here."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        for argument in report_options.CHOICE:
+        for argument in verbs.CHOICE:
             argument.add_to(parser)
 
     def handle(self, *args: object, **options: Any) -> None:
         content = _content(options)
-        is_binary = options["format"] in report_options.BINARY
+        is_binary = options["format"] in verbs.BINARY
         if is_binary and not options["output"] and sys.stdout.isatty():
-            raise CommandError(
-                f"A terminal can't show {options['format']}. {report_options.TO_FILE}"
-            )
+            raise CommandError(f"A terminal can't show {options['format']}. {verbs.TO_FILE}")
         if options["output"] or is_binary:
             try:
-                report_options.write(content, options["output"])
+                verbs.write(content, options["output"])
             except OSError as error:
                 raise CommandError(str(error)) from None
         else:

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
-from gpucoord_site.cli import report as report_command
+from gpucoord_site.cli import verbs
 from monitor.models import AuditEntry
 from reports.figures import actions
 from reports.render import engines
@@ -221,8 +221,6 @@ def test_the_local_command_says_what_is_wrong(option: str) -> None:
 
 
 def test_the_command_sends_what_was_given() -> None:
-    options = report_command.report.parser().parse_args(
-        ["--last", "7d", "--user", "bob", "--format=csv"]
-    )
+    options = verbs.report.parser().parse_args(["--last", "7d", "--user", "bob", "--format=csv"])
 
-    assert report_command.query(options) == {"last": "7d", "scope": "user:bob", "format": "csv"}
+    assert verbs.query(options) == {"last": "7d", "scope": "user:bob", "format": "csv"}

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from gpucoord_site.cli import report
+from gpucoord_site.cli import verbs
 from reports.tags.actions import TaggedAttempt, sums
 from scheduler.models import Attempt, AttemptUse
 from tests import jobs_made
@@ -88,7 +88,7 @@ def test_the_command_prints_a_line_for_each_value(
 ) -> None:
     connect_as(alice, monkeypatch)
 
-    assert report.report(["--tag", "project", "--last", "7d"]) == 0
+    assert verbs.report(["--tag", "project", "--last", "7d"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["PROJECT", "JOBS", "USERS", "GPU-HOURS", "USED", "MEASURED"]
     assert lines[1].split() == ["vision", "1", "1", "1.00", "50", "%", "100", "%"]
@@ -109,7 +109,7 @@ def test_rest_filters_by_user_and_refuses_wrong_values(
 def test_formats_of_the_other_report_are_refused_with_a_tag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert report.report(["--tag", "project", "--format", "pdf"]) == 125
+    assert verbs.report(["--tag", "project", "--format", "pdf"]) == 125
     assert "text, json or csv" in capsys.readouterr().err
 
 
@@ -121,7 +121,7 @@ def test_the_command_writes_a_csv_file(
     file = tmp_path / "hours.csv"
 
     words = ["--tag", "project", "--last", "7d", "--format", "csv", "--output", str(file)]
-    assert report.report(words) == 0
+    assert verbs.report(words) == 0
     head, row = file.read_bytes().decode().splitlines()
     assert head == "value,jobs,users,gpu_hours_held,gpu_hours_used,efficiency,coverage"
     assert row == "vision,1,1,1.0,0.5,0.5,1.0"
