@@ -49,6 +49,41 @@ def time_limit(parts: Sequence[str], units: Sequence[str]) -> Made:
     return ["--time-limit", text]
 
 
+def clock(*units: str) -> Option:
+    """A time limit of numbers with colons between them; leading ones may be left out."""
+
+    def made(value: str) -> Made:
+        parts = value.split(":")
+        return time_limit(parts, units[max(0, len(units) - len(parts)) :])
+
+    return made
+
+
+def memory(pattern: str, unit: str = "") -> Option:
+    """A number, with one of the letters or this unit; "" = bytes."""
+    sizes = re.compile(rf"([0-9]{{1,9}}){pattern}", re.IGNORECASE)
+
+    def made(value: str) -> Made:
+        match = sizes.fullmatch(value)
+        if match is None or not int(match[1]):
+            return None
+        letter = (match[2] or unit).upper()
+        return ["--memory", f"{match[1]}{letter}iB" if letter else f"{match[1]} B"]
+
+    return made
+
+
+def dependency(prefix: str = "") -> Option:
+    """`afterok:12:13` and its like."""
+    pattern = re.compile(rf"{prefix}(afterok|afterany):([0-9:]+)")
+
+    def made(value: str) -> Made:
+        match = pattern.fullmatch(value)
+        return after(match[1], match[2].split(":")) if match else None
+
+    return made
+
+
 def after(kind: str, jobs: Sequence[str]) -> Made:
     """Wait for the success or the end of jobs with these numbers."""
     if not jobs or not all(re.fullmatch("[0-9]{1,9}", job) for job in jobs):
@@ -74,17 +109,15 @@ SHORT = {
     "-n": "--ntasks", "-o": "--output", "-e": "--error", "-p": "--partition", "-A": "--account",
 }  # fmt: skip
 GPUS = re.compile(r"(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?::([0-9]{1,4}))?")
-MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?)B?", re.IGNORECASE)
 INDICES = re.compile(r"[0-9,:%-]+")
-DEPENDENCY = re.compile(r"(afterok|afterany):([0-9:]+)")
 
 
 def translated(mark: str, words: Sequence[str], where: str) -> list[str]:
     """The options of one line. Raises BadScript for one whose meaning gpucoord does not have."""
-    pairs, made_of, instead = DIALECTS[mark]
+    pairs, table, instead = DIALECTS[mark]
     options: list[str] = []
     for name, value in pairs(words):
-        made = made_of(name, value)
+        made = table[name](value) if name in table else None
         if made is None:
             sign = "=" if name.startswith("--") else " "
             shown = f"{name}{sign}{value}" if value else name
@@ -123,17 +156,7 @@ def _word_pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, rest.pop(0) if rest and not rest[0].startswith("-") else ""
 
 
-def _option(name: str, value: str) -> list[str] | None:
-    """None: gpucoord has nothing with the same meaning."""
-    if name in ("--nodes", "--ntasks", "--ntasks-per-node"):
-        return [] if value == "1" else None
-    if name in OPTIONS:
-        made = OPTIONS[name](value)
-        return made if made is None or all(made) else None
-    return None
-
-
-def _gpus(value: str) -> list[str] | None:
+def _gpus(value: str) -> Made:
     if re.fullmatch(r"[0-9]{1,4}", value):
         return ["--gpus", value]
     match = GPUS.fullmatch(value)
@@ -141,11 +164,11 @@ def _gpus(value: str) -> list[str] | None:
     return ["--gpus", match[1] or "1"] if match is not None and is_plain else None
 
 
-def _gres(value: str) -> list[str] | None:
+def _gres(value: str) -> Made:
     return _gpus(value) if value.startswith("gpu") else None
 
 
-def _time(value: str) -> list[str] | None:
+def _time(value: str) -> Made:
     """Slurm's minutes, minutes:seconds, h:m:s, days-hours, d-h:m and d-h:m:s."""
     days, dash, rest = value.rpartition("-")
     parts = rest.split(":")
@@ -154,19 +177,7 @@ def _time(value: str) -> list[str] | None:
     return time_limit(parts, ("h", "min", "s") if len(parts) == 3 else ("min", "s"))
 
 
-def _memory(value: str) -> list[str] | None:
-    match = MEMORY.fullmatch(value)
-    if match is None or not int(match[1]):
-        return None
-    return ["--memory", f"{match[1]}{(match[2] or 'M').upper()}iB"]
-
-
-def _dependency(value: str) -> list[str] | None:
-    match = DEPENDENCY.fullmatch(value)
-    return after(match[1], match[2].split(":")) if match else None
-
-
-def _begin(value: str) -> list[str] | None:
+def _begin(value: str) -> Made:
     clock = re.fullmatch(r"([0-9]{1,2}:[0-9]{2})(?::00)?", value)
     moment = re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(?::[0-9]{2})?", value)
     later = re.fullmatch(r"now\+([0-9]{1,6})(seconds?|minutes?|hours?|days?|weeks?)?", value)
@@ -176,32 +187,26 @@ def _begin(value: str) -> list[str] | None:
 
 
 OPTIONS: dict[str, Option] = {
+    "--nodes": nothing("1"),
+    "--ntasks": nothing("1"),
+    "--ntasks-per-node": nothing("1"),
     "--gres": _gres,
     "--gpus": _gpus,
     "--gpus-per-node": _gpus,
     "--time": _time,
     "--job-name": same("--name"),
     "--array": same("--array", INDICES),
-    "--mem": _memory,
+    "--mem": memory("([KMGT]?)B?", "M"),
     "--cpus-per-task": same("--cpus", NUMBER),
     "--begin": _begin,
-    "--dependency": _dependency,
+    "--dependency": dependency(),
     "--chdir": same("--cwd"),
 }
-Pairs = Callable[[Sequence[str]], Iterator[tuple[str, str]]]
-
-
-def _by_table(table: Mapping[str, Option]) -> Callable[[str, str], Made]:
-    def made(name: str, value: str) -> Made:
-        return table[name](value) if name in table else None
-
-    return made
 
 
 # `#BSUB` lines of LSF, as options of `gpucoord submit` with the same meaning.
 
 NAME = re.compile(r"([^\[\]]+?)(?:\[([0-9,:-]{1,100})\](%[0-9]{1,5})?)?")
-LSF_SIZE = re.compile(r"([0-9]{1,9})([KMGT])B?", re.IGNORECASE)
 CONDITION = re.compile(r"(done|ended)\(([0-9]{1,9})\)")
 LSF_INSTEAD = {
     **dict.fromkeys(("-o", "-oo", "-e", "-eo"), IN_THE_LOG),
@@ -217,17 +222,6 @@ def _name(value: str) -> Made:
         return None
     array = ["--array", f"{match[2]}{match[3] or ''}"] if match[2] else []
     return ["--name", match[1], *array]
-
-
-def _limit(value: str) -> Made:
-    """[hours:]minutes."""
-    parts = value.split(":")
-    return time_limit(parts, ("h", "min")[2 - len(parts) :]) if len(parts) <= 2 else None
-
-
-def _lsf_memory(value: str) -> Made:
-    match = LSF_SIZE.fullmatch(value)
-    return ["--memory", f"{match[1]}{match[2].upper()}iB"] if match and int(match[1]) else None
 
 
 def _lsf_gpus(value: str) -> Made:
@@ -255,11 +249,11 @@ GPU: dict[str, Option] = {
 }
 LSF_OPTIONS: dict[str, Option] = {
     "-J": _name,
-    "-W": _limit,
+    "-W": clock("h", "min"),
     "-n": same("--cpus", NUMBER),
     "-R": nothing("span[hosts=1]"),
     "-gpu": _lsf_gpus,
-    "-M": _lsf_memory,
+    "-M": memory("([KMGT])B?"),
     "-w": _lsf_dependency,
     "-b": same("--begin", re.compile(r"[0-9]{1,2}:[0-9]{2}")),
     "-cwd": same("--cwd"),
@@ -269,24 +263,10 @@ LSF_OPTIONS: dict[str, Option] = {
 
 # `#PBS` lines of PBS and Torque, as options of `gpucoord submit` with the same meaning.
 
-PBS_SIZE = re.compile(r"([0-9]{1,9})([kmgt]?)b", re.IGNORECASE)
 STEPS = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6}(?::[0-9]{1,6})?)?(?:%[0-9]{1,5})?")
 PBS_INSTEAD = {
     "-o": IN_THE_LOG, "-e": IN_THE_LOG, "-q": NO_QUEUES, "-m": NOTIFIES, "-M": NOTIFIES,
 }  # fmt: skip
-
-
-def _pbs_limit(value: str) -> Made:
-    """[[hours:]minutes:]seconds."""
-    parts = value.split(":")
-    return time_limit(parts, ("h", "min", "s")[3 - len(parts) :]) if len(parts) <= 3 else None
-
-
-def _pbs_memory(value: str) -> Made:
-    match = PBS_SIZE.fullmatch(value)
-    if match is None or not int(match[1]):
-        return None
-    return ["--memory", f"{match[1]} B" if not match[2] else f"{match[1]}{match[2].upper()}iB"]
 
 
 def _chunk(value: str) -> Made:
@@ -305,11 +285,6 @@ def _resources(value: str) -> Made:
     return together([_resource(item) for item in value.split(",")])
 
 
-def _pbs_dependency(value: str) -> Made:
-    match = re.fullmatch(r"depend=(afterok|afterany):([0-9:]+)", value)
-    return after(match[1], match[2].split(":")) if match else None
-
-
 def _pbs_begin(value: str) -> Made:
     """[[CC]YY]MMDDhhmm, of which hhmm and the whole date are clear."""
     match = re.fullmatch(r"(?:([0-9]{4})([0-9]{2})([0-9]{2}))?([0-9]{2})([0-9]{2})", value)
@@ -324,8 +299,8 @@ def _variables(value: str) -> Made:
 
 
 RESOURCES: dict[str, Option] = {
-    "walltime": _pbs_limit,
-    "mem": _pbs_memory,
+    "walltime": clock("h", "min", "s"),
+    "mem": memory("([KMGT]?)B"),
     "ncpus": same("--cpus", NUMBER),
     "ppn": same("--cpus", NUMBER),
     "ngpus": same("--gpus", NUMBER),
@@ -341,7 +316,7 @@ PBS_OPTIONS: dict[str, Option] = {
     "-J": same("--array", STEPS),
     "-t": same("--array", STEPS),
     "-a": _pbs_begin,
-    "-W": _pbs_dependency,
+    "-W": dependency("depend="),
     "-d": same("--cwd"),
     "-v": _variables,
     # The environment of the shell, one log, and running again are as gpucoord has them.
@@ -352,8 +327,9 @@ PBS_OPTIONS: dict[str, Option] = {
 
 
 # How each kind of line is read: its words, the meaning of an option, and advice without one.
-DIALECTS: dict[str, tuple[Pairs, Callable[[str, str], Made], Mapping[str, str]]] = {
-    "#SBATCH": (_pairs, _option, INSTEAD),
-    "#PBS": (_short_pairs, _by_table(PBS_OPTIONS), PBS_INSTEAD),
-    "#BSUB": (_word_pairs, _by_table(LSF_OPTIONS), LSF_INSTEAD),
+Pairs = Callable[[Sequence[str]], Iterator[tuple[str, str]]]
+DIALECTS: dict[str, tuple[Pairs, Mapping[str, Option], Mapping[str, str]]] = {
+    "#SBATCH": (_pairs, OPTIONS, INSTEAD),
+    "#PBS": (_short_pairs, PBS_OPTIONS, PBS_INSTEAD),
+    "#BSUB": (_word_pairs, LSF_OPTIONS, LSF_INSTEAD),
 }
