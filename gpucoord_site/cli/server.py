@@ -116,9 +116,9 @@ def restore(options: Namespace) -> int:
 )
 def move_database(options: Namespace) -> int:
     target = sys.stdin.readline().strip() if options.target == "-" else options.target
-    from gpucoord_site.backup import move
+    from gpucoord_site.backup import command as backups
 
-    return _saving(lambda config: move.move(config, target))
+    return _saving(lambda config: backups.move(config, target))
 
 
 def _saving(action: Callable[[Config], str]) -> int:
