@@ -106,20 +106,24 @@ class Users(UserAdmin):  # type: ignore[type-arg]
         return super().user_change_password(request, id, form_url)
 
 
-class Groups(GroupAdmin):
-    """A group grants permissions, so only superusers edit it."""
+class ForSuperusers(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Only superusers change the rows."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return _is_superuser(request)
 
-    def has_change_permission(self, request: HttpRequest, obj: Group | None = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return _is_superuser(request)
 
-    def has_delete_permission(self, request: HttpRequest, obj: Group | None = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return _is_superuser(request)
 
 
-class ExternalLogins(admin.ModelAdmin):  # type: ignore[type-arg]
+class Groups(ForSuperusers, GroupAdmin):
+    """A group grants permissions, so only superusers edit it."""
+
+
+class ExternalLogins(ForSuperusers):
     """Links a person of LDAP or of the single sign-on to a user. Only superusers change it."""
 
     list_display = ("user", "provider", "subject")
@@ -128,15 +132,6 @@ class ExternalLogins(admin.ModelAdmin):  # type: ignore[type-arg]
     search_fields = ("user__username", "subject")
     ordering = ("user__username",)
     actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return _is_superuser(request)
-
-    def has_change_permission(self, request: HttpRequest, obj: ExternalLogin | None = None) -> bool:
-        return _is_superuser(request)
-
-    def has_delete_permission(self, request: HttpRequest, obj: ExternalLogin | None = None) -> bool:
-        return _is_superuser(request)
 
 
 class AccessAttempts(Forgettable, AccessAttemptAdmin):  # type: ignore[misc]

@@ -161,24 +161,23 @@ LONGEST_SEARCH = 150
 View = Callable[..., HttpResponse]
 
 
-def for_operators(view: View) -> View:
-    @wraps(view)
-    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        if not request.user.is_staff:
-            raise PermissionDenied
-        return view(request, *args, **kwargs)
+def _only_for(right: str) -> Callable[[View], View]:
+    """Decorates a view for users with this attribute."""
 
-    return checked
+    def decorated(view: View) -> View:
+        @wraps(view)
+        def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            if not getattr(request.user, right):
+                raise PermissionDenied
+            return view(request, *args, **kwargs)
+
+        return checked
+
+    return decorated
 
 
-def for_superusers(view: View) -> View:
-    @wraps(view)
-    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        if not request.user.is_superuser:
-            raise PermissionDenied
-        return view(request, *args, **kwargs)
-
-    return checked
+for_operators = _only_for("is_staff")
+for_superusers = _only_for("is_superuser")
 
 
 @require_safe
