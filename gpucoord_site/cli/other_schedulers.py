@@ -59,12 +59,11 @@ def clock(*units: str) -> Option:
     return made
 
 
-def memory(pattern: str, unit: str = "") -> Option:
+def memory(pattern: re.Pattern[str], unit: str = "") -> Option:
     """A number, with one of the letters or this unit; "" = bytes."""
-    sizes = re.compile(rf"([0-9]{{1,9}}){pattern}", re.IGNORECASE)
 
     def made(value: str) -> Made:
-        match = sizes.fullmatch(value)
+        match = pattern.fullmatch(value)
         if match is None or not int(match[1]):
             return None
         letter = (match[2] or unit).upper()
@@ -73,9 +72,8 @@ def memory(pattern: str, unit: str = "") -> Option:
     return made
 
 
-def dependency(prefix: str = "") -> Option:
+def dependency(pattern: re.Pattern[str]) -> Option:
     """`afterok:12:13` and its like."""
-    pattern = re.compile(rf"{prefix}(afterok|afterany):([0-9:]+)")
 
     def made(value: str) -> Made:
         match = pattern.fullmatch(value)
@@ -196,10 +194,10 @@ OPTIONS: dict[str, Option] = {
     "--time": _time,
     "--job-name": same("--name"),
     "--array": same("--array", INDICES),
-    "--mem": memory("([KMGT]?)B?", "M"),
+    "--mem": memory(re.compile(r"([0-9]{1,9})([KMGT]?)B?", re.IGNORECASE), "M"),
     "--cpus-per-task": same("--cpus", NUMBER),
     "--begin": _begin,
-    "--dependency": dependency(),
+    "--dependency": dependency(re.compile(r"(afterok|afterany):([0-9:]+)")),
     "--chdir": same("--cwd"),
 }
 
@@ -253,7 +251,7 @@ LSF_OPTIONS: dict[str, Option] = {
     "-n": same("--cpus", NUMBER),
     "-R": nothing("span[hosts=1]"),
     "-gpu": _lsf_gpus,
-    "-M": memory("([KMGT])B?"),
+    "-M": memory(re.compile(r"([0-9]{1,9})([KMGT])B?", re.IGNORECASE)),
     "-w": _lsf_dependency,
     "-b": same("--begin", re.compile(r"[0-9]{1,2}:[0-9]{2}")),
     "-cwd": same("--cwd"),
@@ -300,7 +298,7 @@ def _variables(value: str) -> Made:
 
 RESOURCES: dict[str, Option] = {
     "walltime": clock("h", "min", "s"),
-    "mem": memory("([KMGT]?)B"),
+    "mem": memory(re.compile(r"([0-9]{1,9})([KMGT]?)B", re.IGNORECASE)),
     "ncpus": same("--cpus", NUMBER),
     "ppn": same("--cpus", NUMBER),
     "ngpus": same("--gpus", NUMBER),
@@ -316,7 +314,7 @@ PBS_OPTIONS: dict[str, Option] = {
     "-J": same("--array", STEPS),
     "-t": same("--array", STEPS),
     "-a": _pbs_begin,
-    "-W": dependency("depend="),
+    "-W": dependency(re.compile(r"depend=(afterok|afterany):([0-9:]+)")),
     "-d": same("--cwd"),
     "-v": _variables,
     # The environment of the shell, one log, and running again are as gpucoord has them.
