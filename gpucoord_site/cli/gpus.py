@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -143,48 +143,52 @@ def gpu_lines(answer: Json) -> Iterator[str]:
     for host in answer["hosts"]:
         if host["problem"]:
             yield f"{host['name']}: {host['problem']} {host['remedy'] or ''}".rstrip()
-    if not answer["gpus"]:
-        yield "There are no GPUs."
-        return
     several = len(answer["hosts"]) > 1
-    heads = ("GPU", "MODEL", "STATE", "MEMORY", "USE", "TEMP", "JOBS", "REMARK")
-    yield from tables.table(heads, [_gpu_row(gpu, several) for gpu in answer["gpus"]])
-
-
-def _gpu_row(gpu: Json, several: bool) -> tuple[str, ...]:
-    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
-    temperature = gpu["temperature_c"]
-    remark = gpu["closed"] or gpu["condition_reason"] or gpu["problem"] or ""
-    return (
-        f"{gpu['host']}:{gpu['index']}" if several else str(gpu["index"]),
-        tables.text(gpu["name"]),
-        tables.text(gpu["state"]).replace("_", " "),
-        f"{tables.gib(used)} of {tables.gib(total)}",
-        tables.percent(gpu["utilization_pct"]),
-        tables.UNKNOWN if temperature is None else f"{temperature:.0f} °C",
-        ",".join(gpu["jobs"]) or tables.UNKNOWN,
-        remark,
+    yield from tables.listing(
+        {"GPU": lambda gpu: f"{gpu['host']}:{gpu['index']}" if several else gpu["index"], **GPU},
+        answer["gpus"],
+        "There are no GPUs.",
     )
 
 
+def _memory(gpu: Json) -> str:
+    return f"{tables.gib(gpu['memory_used_bytes'])} of {tables.gib(gpu['memory_total_bytes'])}"
+
+
+def _temperature(gpu: Json) -> str:
+    value = gpu["temperature_c"]
+    return tables.UNKNOWN if value is None else f"{value:.0f} °C"
+
+
+GPU: dict[str, Callable[[Json], object]] = {
+    "MODEL": lambda gpu: tables.text(gpu["name"]),
+    "STATE": lambda gpu: tables.text(gpu["state"]).replace("_", " "),
+    "MEMORY": _memory,
+    "USE": lambda gpu: tables.percent(gpu["utilization_pct"]),
+    "TEMP": _temperature,
+    "JOBS": lambda gpu: ",".join(gpu["jobs"]) or tables.UNKNOWN,
+    "REMARK": lambda gpu: gpu["closed"] or gpu["condition_reason"] or gpu["problem"] or "",
+}
+
+
+def _command(process: Json) -> str:
+    words = " ".join(process["command"] or ()) or process["program"] or "?"
+    return words if len(words) <= MOST_COMMAND else f"{words[: MOST_COMMAND - 1]}…"
+
+
+MINE: dict[str, Callable[[Json], object]] = {
+    "PID": lambda process: process["pid"],
+    "GPU": lambda process: f"{process['host']}:{process['gpu']}",
+    "MEMORY": lambda process: tables.gib(process["memory_bytes"]),
+    "USE": lambda process: tables.percent(process["sm_pct"]),
+    "IDLE": lambda process: tables.between(process["idle_since"], None),
+    "JOB": lambda process: tables.text(process["job"]),
+    "COMMAND": _command,
+}
+
+
 def _mine_lines(answer: Json) -> Iterator[str]:
-    if not answer["processes"]:
-        yield "You have no processes on GPUs."
-        return
-    heads = ("PID", "GPU", "MEMORY", "USE", "IDLE", "JOB", "COMMAND")
-    rows = [
-        (
-            str(process["pid"]),
-            f"{process['host']}:{process['gpu']}",
-            tables.gib(process["memory_bytes"]),
-            tables.percent(process["sm_pct"]),
-            tables.between(process["idle_since"], None),
-            tables.text(process["job"]),
-            _command(process),
-        )
-        for process in answer["processes"]
-    ]
-    yield from tables.table(heads, rows)
+    return tables.listing(MINE, answer["processes"], "You have no processes on GPUs.")
 
 
 def motd_lines(processes: Sequence[Json]) -> Iterator[str]:
@@ -198,11 +202,6 @@ def motd_lines(processes: Sequence[Json]) -> Iterator[str]:
         job, pid = process["job"], process["pid"]
         how = f"gpucoord cancel {job}" if job else f"gpucoord end {pid}"
         yield f"You hold {held}, idle {since}: {_command(process)} (pid {pid}). End it: {how}"
-
-
-def _command(process: Json) -> str:
-    words = " ".join(process["command"] or ()) or process["program"] or "?"
-    return words if len(words) <= MOST_COMMAND else f"{words[: MOST_COMMAND - 1]}…"
 
 
 @command(

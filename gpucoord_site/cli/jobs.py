@@ -59,26 +59,7 @@ def order(job: Json) -> tuple[int, int, int]:
 
 
 def queue_lines(answer: Json, width: int = 0) -> Iterator[str]:
-    if not answer["jobs"]:
-        yield "No running or waiting jobs."
-        return
-    heads = ("JOB", "OWNER", "STATE", "PRIO", "TIME", "GPUS", "HOST", "NAME", "REASON")
-    yield from tables.table(heads, [_queue_row(job) for job in answer["jobs"]], width)
-
-
-def _queue_row(job: Json) -> tuple[str, ...]:
-    waits = job["state"] == "queued"
-    return (
-        str(job["id"]),
-        _owner(job),
-        _state(job),
-        str(job["priority"]),
-        tables.between(job["submitted_at"] if waits else job["started_at"], None),
-        _gpus(job),
-        job.get("host") or job["requested"].get("host") or "any",
-        job["name"],
-        (job.get("reason") or "") if waits else "",
-    )
+    return tables.listing(QUEUE, answer["jobs"], "No running or waiting jobs.", width)
 
 
 def _state(job: Json) -> str:
@@ -96,25 +77,29 @@ def _gpus(job: Json) -> str:
     return f"{number}x{tables.gib(memory)}" if number and memory else str(number)
 
 
-def _history_lines(answer: Json) -> Iterator[str]:
-    if not answer["jobs"]:
-        yield "No ended jobs."
-        return
-    heads = ("JOB", "OWNER", "OUTCOME", "STARTED", "ENDED", "TIME", "GPUS", "NAME")
-    yield from tables.table(heads, [_history_row(job) for job in answer["jobs"]])
-
-
-def _history_row(job: Json) -> tuple[str, ...]:
-    return (
-        str(job["id"]),
-        _owner(job),
-        job["outcome"],
-        tables.moment(job["started_at"]),
-        tables.moment(job["ended_at"]),
-        tables.between(job["started_at"], job["ended_at"]),
-        _gpus(job),
-        job["name"],
-    )
+COLUMNS: dict[str, Callable[[Json], object]] = {
+    "JOB": lambda job: job["id"],
+    "OWNER": _owner,
+}
+QUEUE = COLUMNS | {
+    "STATE": _state,
+    "PRIO": lambda job: job["priority"],
+    "TIME": lambda job: tables.between(
+        job["submitted_at" if job["state"] == "queued" else "started_at"], None
+    ),
+    "GPUS": _gpus,
+    "HOST": lambda job: job.get("host") or job["requested"].get("host") or "any",
+    "NAME": lambda job: job["name"],
+    "REASON": lambda job: (job.get("reason") or "") if job["state"] == "queued" else "",
+}
+HISTORY = COLUMNS | {
+    "OUTCOME": lambda job: job["outcome"],
+    "STARTED": lambda job: tables.moment(job["started_at"]),
+    "ENDED": lambda job: tables.moment(job["ended_at"]),
+    "TIME": lambda job: tables.between(job["started_at"], job["ended_at"]),
+    "GPUS": _gpus,
+    "NAME": lambda job: job["name"],
+}
 
 
 def _job_lines(job: Json) -> Iterator[str]:
@@ -372,7 +357,7 @@ history = asks(
     ),
     arg("--limit N", "at most N jobs (default: 50)", type=count, default=50),
     ask=_history,
-    lines=_history_lines,
+    lines=lambda answer: tables.listing(HISTORY, answer["jobs"], "No ended jobs."),
 )
 show = asks("show", "Show a job, and why it waits.", *SERVER, JOB, ask=_show, lines=_job_lines)
 efficiency = asks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +26,20 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -
     for *front, end in cells:
         padded = [cell.ljust(widths[at]) for at, cell in enumerate(front)]
         yield GAP.join([*padded, end if len(end) <= last else f"{end[: last - 1]}…"]).rstrip()
+
+
+def listing(
+    columns: Mapping[str, Callable[[Any], object]],
+    rows: Sequence[Any],
+    empty: str,
+    width: int = 0,
+) -> Iterator[str]:
+    """A table with these heads and the values under them; without rows only `empty`."""
+    if rows:
+        values = [[str(value(row)) for value in columns.values()] for row in rows]
+        yield from table(list(columns), values, width)
+    else:
+        yield empty
 
 
 def now() -> datetime:

@@ -26,6 +26,7 @@ from gpucoord_site.cli.commands import (
     show,
 )
 from gpucoord_site.cli.connection import SERVER, asks
+from monitor.facts.answers import AnswerField
 from monitor.facts.incidents import INCIDENT_ANSWERS
 from monitor.facts.input_rules import escaped
 from scheduler.facts.units import minutes_left, minutes_taken, parse_bytes, size
@@ -195,8 +196,6 @@ user = asks(
 
 # `gpucoord models [boot|unload MODEL]`: list language models, start and unload them.
 
-MODEL_HEADS = ("MODEL", "STATE", "INSTANCES", "IN FLIGHT", "REQUESTS 24H", "FIRST TOKEN")
-
 
 def _models(client: Client, options: Namespace) -> Json:
     if options.action is None:
@@ -213,38 +212,36 @@ def _models_problem(options: Namespace) -> str | None:
 def model_lines(answer: Json) -> Iterator[str]:
     """Of all models, or of the one that was started or unloaded."""
     listed = answer.get("models", [answer] if "name" in answer else [])
-    if not listed:
-        yield "No model services yet. Operators add them."
-        return
-    yield from tables.table(MODEL_HEADS, [_model_row(model) for model in listed])
-    if answer.get("endpoint_problem"):
+    yield from tables.listing(MODEL, listed, "No model services yet. Operators add them.")
+    if listed and answer.get("endpoint_problem"):
         yield answer["endpoint_problem"]
-    elif answer.get("base_url"):
+    elif listed and answer.get("base_url"):
         yield f"Endpoint: {answer['base_url']}"
 
 
-def _model_row(model: Json) -> tuple[str, ...]:
-    instances = [
-        f"{instance['state']} on {_places(instance)}"
-        if instance["started_boot"]
-        else "waits for a GPU"
-        for instance in model["instances"]
-    ]
-    first_s = model["use"]["first_token_s"]
-    return (
-        model["name"],
-        model["state"],
-        ", ".join(instances) or "none",
-        str(sum(instance["in_flight"] for instance in model["instances"])),
-        str(model["use"]["requests"]),
-        "-" if first_s is None else f"{first_s:.2f} s",
-    )
+def _instance(instance: Json) -> str:
+    if not instance["started_boot"]:
+        return "waits for a GPU"
+    return f"{instance['state']} on {_places(instance)}"
 
 
 def _places(instance: Json) -> str:
     return ", ".join(f"GPU {index}" for index in instance["gpus"]) or "the CPU"
 
 
+def _first_token(model: Json) -> str:
+    first_s = model["use"]["first_token_s"]
+    return "-" if first_s is None else f"{first_s:.2f} s"
+
+
+MODEL: dict[str, Callable[[Json], object]] = {
+    "MODEL": lambda model: model["name"],
+    "STATE": lambda model: model["state"],
+    "INSTANCES": lambda model: ", ".join(map(_instance, model["instances"])) or "none",
+    "IN FLIGHT": lambda model: sum(instance["in_flight"] for instance in model["instances"]),
+    "REQUESTS 24H": lambda model: model["use"]["requests"],
+    "FIRST TOKEN": _first_token,
+}
 models = asks(
     "models",
     "List language models; operators start and unload them.",
@@ -310,7 +307,12 @@ def _ended(client: Client, row: Json) -> Json:
 
 # `gpucoord incidents [ID]`: incidents, and what would start earlier without one.
 
-LISTED = tuple(field for field in INCIDENT_ANSWERS if field.label)
+
+def _worded(field: AnswerField) -> Callable[[Json], object]:
+    return lambda row: tables.worded(field, row[field.name])
+
+
+INCIDENT = {field.label.upper(): _worded(field) for field in INCIDENT_ANSWERS if field.label}
 
 
 def _incidents(client: Client, options: Namespace) -> Json:
@@ -337,12 +339,8 @@ def incident_lines(answer: Json) -> Iterator[str]:
     """Of all incidents, or of one."""
     if "incidents" not in answer:
         yield from _one_incident(answer)
-    elif not answer["incidents"]:
-        yield "There are no open incidents."
     else:
-        rows = [[tables.worded(field, row[field.name]) for field in LISTED]
-                for row in answer["incidents"]]  # fmt: skip
-        yield from tables.table([field.label.upper() for field in LISTED], rows)
+        yield from tables.listing(INCIDENT, answer["incidents"], "There are no open incidents.")
 
 
 def _one_incident(answer: Json) -> Iterator[str]:
@@ -496,26 +494,25 @@ def _by_tag(options: Namespace) -> int:
 
 def tag_lines(answer: Json) -> Iterator[str]:
     """A line for each value, most GPU-hours first."""
-    if not answer["values"]:
-        yield f"No job with the tag {answer['tag']} had a GPU or ran in this time."
-        return
-    heads = (answer["tag"].upper(), "JOBS", "USERS", "GPU-HOURS", "USED", "MEASURED")
-    rows = [
-        (
-            value_row["value"] or tables.UNKNOWN,
-            str(value_row["jobs"]),
-            str(value_row["users"]),
-            f"{value_row['gpu_hours_held']:.2f}",
-            _percent(value_row["efficiency"]),
-            _percent(value_row["coverage"]),
-        )
-        for value_row in answer["values"]
-    ]
-    yield from tables.table(heads, rows)
+    empty = f"No job with the tag {answer['tag']} had a GPU or ran in this time."
+    yield from tables.listing({answer["tag"].upper(): _value, **TAG}, answer["values"], empty)
+
+
+def _value(row: Json) -> str:
+    return row["value"] or tables.UNKNOWN
 
 
 def _percent(part: float | None) -> str:
     return tables.percent(None if part is None else 100 * part)
+
+
+TAG: dict[str, Callable[[Json], object]] = {
+    "JOBS": lambda row: row["jobs"],
+    "USERS": lambda row: row["users"],
+    "GPU-HOURS": lambda row: f"{row['gpu_hours_held']:.2f}",
+    "USED": lambda row: _percent(row["efficiency"]),
+    "MEASURED": lambda row: _percent(row["coverage"]),
+}
 
 
 def query(options: Namespace) -> dict[str, str]:
