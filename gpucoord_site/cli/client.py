@@ -21,6 +21,7 @@ from monitor.facts import input_rules
 from monitor.owners.identity.probes.listeners import is_on_this_host, needs_privilege, peer_uids
 
 CONNECT_S = 5.0
+CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 PIECE = 1024 * 1024
 PAGE = 500
 # Between attempts to submit; a restart of the server takes a few seconds.
@@ -111,17 +112,11 @@ class Transport:
         is_reused = self._connection is not None
         try:
             return self._exchange(method, address, data, headers)
-        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
-            self.close()
-            # The server closed an idle connection; the request did not arrive.
-            if is_reused:
-                return self._sent(method, address, data, headers)
-            raise self._unreachable(error, NotReachable) from None
-        except TimeoutError:
-            self.close()
-            raise NotReachable(f"gpucoord at {self.url} does not answer.") from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            # The server closed an idle connection; the request did not arrive.
+            if is_reused and isinstance(error, CLOSED):
+                return self._sent(method, address, data, headers)
             raise self._unreachable(error, NotReachable) from None
 
     def _exchange(
@@ -143,8 +138,6 @@ class Transport:
         connection = kind(self._parts.hostname or "", self._port, timeout=limit_s)
         try:
             connection.connect()
-        except TimeoutError:
-            raise NeverReached(f"gpucoord at {self.url} does not answer.") from None
         except (OSError, UnicodeError) as error:
             raise self._unreachable(error, NeverReached) from None
         if not is_https:
@@ -156,6 +149,8 @@ class Transport:
         return connection
 
     def _unreachable(self, error: Exception, kind: type[NotReachable]) -> NotReachable:
+        if isinstance(error, TimeoutError):
+            return kind(f"gpucoord at {self.url} does not answer.")
         reason = str(error).strip() or type(error).__name__
         return kind(
             f"gpucoord can't be reached at {self.url} ({reason}). Does it run? "

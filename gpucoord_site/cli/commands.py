@@ -23,6 +23,8 @@ T = TypeVar("T")
 REFUSED, USAGE_ERROR, TIMED_OUT, OURS, CANCELLED = 1, 2, 124, 125, 130
 BLANK = "the value is blank; leave the option out"
 LONGEST_S = 86_400.0
+# With one of these, an option says itself whether it takes a value.
+VALUED = {"action", "choices", "type"}
 # These count from the moment at which the server reads them.
 RELATIVE = ("in ", "+")
 
@@ -45,14 +47,15 @@ class Argument:
 
 
 def arg(spelled: str, about: str, group: str = "", **settings: Any) -> Argument:
-    """spelled: as in the help, such as `--tail -n BYTES`. An option without a value is a flag."""
-    *names, last = spelled.split()
-    if names and not last.startswith("-"):
-        settings["metavar"] = last
-    else:
-        names.append(last)
-        if last.startswith("-") and not settings.keys() & {"action", "choices", "type"}:
-            settings["action"] = "store_true"
+    """spelled: as in the help, such as `--tail -n BYTES`.
+
+    An option with no word for its value is a flag, unless it ends with = or has choices or a type.
+    """
+    names = [word.rstrip("=") for word in spelled.split()]
+    if len(names) > 1 and not names[-1].startswith("-"):
+        settings["metavar"] = names.pop()
+    elif spelled.startswith("-") and not (spelled.endswith("=") or settings.keys() & VALUED):
+        settings["action"] = "store_true"
     return Argument(names, {"help": about, **settings}, group)
 
 

@@ -36,16 +36,8 @@ SEVERAL = (
 )
 JSON = arg("--json", "print the JSON of the REST API")
 PLACE = (
-    arg(
-        "--url",
-        "the server (default: GPUCOORD_URL, or the service on this machine)",
-        action="store",
-    ),
-    arg(
-        "--token",
-        "better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes",
-        action="store",
-    ),
+    arg("--url=", "the server (default: GPUCOORD_URL, or the service on this machine)"),
+    arg("--token=", "better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes"),
 )
 SERVER = (JSON, *PLACE)
 

@@ -351,9 +351,7 @@ history = asks(
     arg("--all", "jobs of all users"),
     arg("--since TIME", "submitted within this time, such as 7d", type=in_words(parse_duration)),
     arg(
-        "--outcome",
-        "one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped",
-        action="store",
+        "--outcome=", "one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped"
     ),
     arg("--limit N", "at most N jobs (default: 50)", type=count, default=50),
     ask=_history,

@@ -292,18 +292,9 @@ def _settings(field: JobField) -> dict[str, Any]:
     words = field.short_help.replace("%", "%%")
     if field.type.kind is Kind.FLAG:
         return {"action": "store_true", "help": words}
-    settings: dict[str, Any] = {"metavar": field.type.metavar, "help": words}
-    if field.type.kind is Kind.VARIABLES:
-        return settings | {"action": "append", "default": [], "type": variable}
-    if field.type.kind is Kind.TAGS:
-        return settings | {"action": "append"}
-    if field.type.kind is Kind.JOBS:
-        return settings | {"type": _numbers}
-    if field.type.kind is Kind.NUMBER:
-        return settings | {"type": number}
-    if field.type is MOMENT:
-        return settings | {"type": clock_time}
-    return settings | {"type": int if field.type.json is int else str}
+    read = clock_time if field.type is MOMENT else int if field.type.json is int else str
+    more = OF_KIND.get(field.type.kind, {"type": read})
+    return {"metavar": field.type.metavar, "help": words, **more}
 
 
 def _numbers(text: str) -> list[int]:
@@ -313,6 +304,13 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+# How the value of an option is read, by the kind of the field.
+OF_KIND: dict[Kind, dict[str, Any]] = {
+    Kind.VARIABLES: {"action": "append", "default": [], "type": variable},
+    Kind.TAGS: {"action": "append"},
+    Kind.JOBS: {"type": _numbers},
+    Kind.NUMBER: {"type": number},
+}
 ARGUMENTS = (
     *job_arguments(),
     arg(

@@ -422,7 +422,7 @@ clean = asks(
     *SERVER,
     arg("--dry-run", "only list what would be deleted"),
     arg("--path P", "only this watched folder", default=""),
-    arg("--host", "host (default: the one that answers)", action="store", default=""),
+    arg("--host=", "host (default: the one that answers)", default=""),
     ask=_clean,
     lines=clean_lines,
 )
@@ -436,13 +436,11 @@ TO_FILE = "Write it to a file: add --output FILE."
 
 # Period, scope and format of the report.
 CHOICE = (
-    arg("--last", "length such as 24h, 7d or 4w, or day, week or month (default: 24h)",
-        action="store"),
+    arg("--last=", "length such as 24h, 7d or 4w, or day, week or month (default: 24h)"),
     arg("--from TIME", "start of the period instead of --last", dest="begin"),
     arg("--to TIME", "end of the period (default: now)", dest="end"),
     arg("--user NAME", "only this user"),
-    arg("--scope", "one of all, user:NAME, group:NAME, gpu:UUID and host:NAME (default: all)",
-        action="store"),
+    arg("--scope=", "one of all, user:NAME, group:NAME, gpu:UUID and host:NAME (default: all)"),
     arg("--format", "format (default: text)", choices=FORMATS, default="text"),
     arg("--json", "the same as --format json", dest="format", action="store_const", const="json"),
     arg("--output -o FILE", "write to this file instead of standard output"),

@@ -134,9 +134,9 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
     "demo",
     "Start gpucoord with a simulated GPU server, users and jobs. No GPU is needed. All its data is"
     " removed when it ends.",
-    arg("--host", "address to listen on (default: 127.0.0.1)", action="store"),
-    arg("--port", "port to listen on (default: 8000, or a free one; 0: any)", action="store"),
-    arg("--gpus", "how many GPUs to simulate (default: 8)", action="store"),
+    arg("--host=", "address to listen on (default: 127.0.0.1)"),
+    arg("--port=", "port to listen on (default: 8000, or a free one; 0: any)"),
+    arg("--gpus=", "how many GPUs to simulate (default: 8)"),
 )
 def demo(options: Namespace) -> int:
     """Run the demo until Ctrl-C; returns the exit code."""
