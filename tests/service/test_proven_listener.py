@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.cli import connection, local_login, terminal
+from gpucoord_site.cli import connection, local_login, shell
 from gpucoord_site.cli.client import Client, RequestFailed, Transport, prove
 from monitor.owners.identity.probes import listeners
 from tests.foreign_listener import OTHER, ForeignListener, foreign_listener, needs_root
@@ -50,7 +50,7 @@ def test_nor_does_it_get_one_for_a_terminal() -> None:
             pytest.raises(RequestFailed, match="Nothing was sent"),
             Client(url_of(other), SECRET) as client,
         ):
-            terminal.connect(client, 1)
+            shell.connect(client, 1)
         assert other.received() == "b''"
 
 
