@@ -11,7 +11,7 @@ import sys
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -265,28 +265,17 @@ class Step:
     apply: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
 class System:
     """The machine: its files below `root`, and its commands. Tests have a folder and a recorder."""
 
-    root: Path = Path("/")
-    run: Callable[[Sequence[str]], None] = field(default=lambda argv: _run(argv))
-
-    @property
-    def unit(self) -> Path:
-        return self.root / "etc/systemd/system/gpucoord.service"
-
-    @property
-    def settings(self) -> Path:
-        return self.root / "etc/gpucoord.toml"
-
-    @property
-    def link(self) -> Path:
-        return self.root / "usr/local/bin/gpucoord"
-
-    @property
-    def data(self) -> Path:
-        return self.root / "var/lib/gpucoord"
+    def __init__(
+        self, root: Path = Path("/"), run: Callable[[Sequence[str]], None] | None = None
+    ) -> None:
+        self.root, self.run = root, run or _run
+        self.unit = root / "etc/systemd/system/gpucoord.service"
+        self.settings = root / "etc/gpucoord.toml"
+        self.link = root / "usr/local/bin/gpucoord"
+        self.data = root / "var/lib/gpucoord"
 
     @property
     def has_systemd(self) -> bool:
