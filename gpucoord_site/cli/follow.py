@@ -16,13 +16,11 @@ from itertools import islice
 from typing import Any
 
 from gpucoord_site.cli.client import Client, NotReachable
+from gpucoord_site.cli.commands import CANCELLED, OURS, TIMED_OUT, complain
 from monitor.facts.input_rules import escaped
 
 SHORTEST_S = 0.1
 LONGEST_S = 1.0
-CANCELLED = 130
-TIMED_OUT = 124
-OURS = 125
 
 
 class Follower:
@@ -100,7 +98,7 @@ class Follower:
             sys.stdout.buffer.flush()
 
     def _tell_why(self, job: dict[str, Any]) -> None:
-        why = " ".join(dict.fromkeys(blocker["text"] for blocker in job["blockers"]))
+        why = reasons(job)
         if why and why != self._said:
             self._say(f"waits: {why}")
         self._said = why or self._said
@@ -149,8 +147,12 @@ class Follower:
 
     def _say(self, text: str) -> None:
         """Messages go to stderr, so that they are visible when stdout is a file."""
-        sys.stderr.write(f"gpucoord: {escaped(text)}\n")
-        sys.stderr.flush()
+        complain(escaped(text))
+
+
+def reasons(job: dict[str, Any]) -> str:
+    """Why the job waits, each sentence once."""
+    return " ".join(dict.fromkeys(blocker["text"] for blocker in job["blockers"]))
 
 
 def ending(job: dict[str, Any]) -> tuple[int, str]:

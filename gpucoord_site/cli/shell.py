@@ -134,9 +134,11 @@ def attend(
 
 def _started(client: Client, job_id: int) -> Json:
     """Say why it waits, until it runs or has ended."""
+    from gpucoord_site.cli.follow import reasons
+
     said, pause_s = "", SHORTEST_S
     while (job := client.job(job_id))["state"] in ("queued", "starting"):
-        why = " ".join(dict.fromkeys(blocker["text"] for blocker in job["blockers"]))
+        why = reasons(job)
         if why and why != said:
             complain(f"waits: {why}")
         said = why or said
