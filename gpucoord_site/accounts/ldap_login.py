@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 from django_auth_ldap.backend import LDAPBackend
 
-from gpucoord_site.accounts import external_users
-from gpucoord_site.accounts.external_users import NotAccepted
+from gpucoord_site.accounts import people
+from gpucoord_site.accounts.people import NotAccepted
 from monitor.owners.accounts import rows
 
 
@@ -24,13 +24,13 @@ class LdapLogin(LDAPBackend):  # type: ignore[misc]
     def get_or_build_user(self, username: str, ldap_user: Any) -> tuple[User, bool]:
         """The user of the entry, and False: it is saved already."""
         provider, subject = str(settings.CONFIG.ldap_url), ldap_user.dn.lower()
-        if (user := external_users.user_of(provider, subject)) is not None:
+        if (user := people.external_user(provider, subject)) is not None:
             return user, False
-        account = external_users.account_with_uid(username, _uid_number(ldap_user))
+        account = people.account_with_uid(username, _uid_number(ldap_user))
         try:
             return self._first_login(provider, subject, username, account), False
         except NotAccepted as reason:
-            external_users.log_refusal(provider, reason)
+            people.log_refusal(provider, reason)
             raise ldap_user.AuthenticationFailed(str(reason)) from None
 
     def _first_login(self, provider: str, subject: str, username: str, account: str | None) -> User:
@@ -38,10 +38,10 @@ class LdapLogin(LDAPBackend):  # type: ignore[misc]
         owner = None if account is None else rows.user_of(account)
         if owner is None:
             now = timezone.now()
-            return external_users.create(provider, subject, username, now, account=account)
+            return people.create_external(provider, subject, username, now, account=account)
         if owner.is_staff or owner.is_superuser:
             raise NotAccepted(f"{owner} is staff; such users log in with a password")
-        external_users.link(owner, provider, subject)
+        people.link_external(owner, provider, subject)
         return owner
 
 

@@ -12,8 +12,8 @@ from django.utils import timezone
 from jwt import PyJWTError
 from mozilla_django_oidc.auth import OIDCAuthenticationBackend
 
-from gpucoord_site.accounts import external_users
-from gpucoord_site.accounts.external_users import NotAccepted
+from gpucoord_site.accounts import people
+from gpucoord_site.accounts.people import NotAccepted
 
 # Clocks of two machines may differ by this much.
 LEEWAY_S = 60
@@ -26,7 +26,7 @@ class OidcLogin(OIDCAuthenticationBackend):  # type: ignore[misc]
         try:
             user: User | None = super().authenticate(request, **credentials)
         except (requests.RequestException, SuspiciousOperation, PyJWTError, ValueError) as reason:
-            external_users.log_refusal(str(settings.CONFIG.oidc_issuer), reason)
+            people.log_refusal(str(settings.CONFIG.oidc_issuer), reason)
             return None
         return user if user is not None and user.is_active else None
 
@@ -59,12 +59,12 @@ class OidcLogin(OIDCAuthenticationBackend):  # type: ignore[misc]
         if not subject or claims.get("sub") != payload.get("sub"):
             raise SuspiciousOperation("Token and userinfo are about different subjects.")
         issuer = str(settings.CONFIG.oidc_issuer)
-        if (user := external_users.user_of(issuer, subject)) is not None:
+        if (user := people.external_user(issuer, subject)) is not None:
             return user
         try:
             return _create(issuer, subject, claims)
         except NotAccepted as reason:
-            external_users.log_refusal(issuer, reason)
+            people.log_refusal(issuer, reason)
             return None
 
 
@@ -72,7 +72,7 @@ def _create(issuer: str, subject: str, claims: dict[str, Any]) -> User:
     config = settings.CONFIG
     name = str(claims.get(config.oidc_username_claim) or "")
     account = claims.get(config.oidc_account_claim) if config.oidc_account_claim else None
-    user = external_users.create(
+    user = people.create_external(
         issuer, subject, name, timezone.now(), account=str(account) if account else None
     )
     user.email = str(claims.get("email") or "")[:254]

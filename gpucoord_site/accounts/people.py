@@ -1,7 +1,9 @@
-"""Steps: add users, and invite them to set a password."""
+"""Steps: add users, those of login services too, and invite them to set a password."""
 
 from __future__ import annotations
 
+import logging
+import pwd
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,19 +12,23 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.contrib.auth.tokens import default_token_generator
+from django.contrib.auth.validators import UnicodeUsernameValidator
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 
+from gpucoord_site.models import ExternalLogin
 from monitor.api import InvalidInput
+from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
 from monitor.owners.accounts import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.limits.quotas import rows as quotas
 
+logger = logging.getLogger(__name__)
 ADDED = "added by an operator"
 NO_PERSON = f"The user {OWNER} stands for model services, so it cannot log in."
 
@@ -61,9 +67,8 @@ def add(
         raise InvalidInput([("name", NO_PERSON)])
     if problem := rows.name_problem(account or name):
         raise InvalidInput([("account", problem)])
-    user = User(username=name, date_joined=now, is_staff=is_operator)
-    user.set_unusable_password()
-    user.has_listed_account = True  # type: ignore[attr-defined]
+    user = _new(name, now)
+    user.is_staff = is_operator
     try:
         user.full_clean()
     except ValidationError as error:
@@ -143,3 +148,74 @@ def invitation_url(invitation: Invitation, request: HttpRequest) -> str:
     """The whole address, for a message to the user."""
     base: str = settings.CONFIG.public_url or request.build_absolute_uri("/").rstrip("/")
     return base + invitation.path
+
+
+def _new(name: str, now: datetime) -> User:
+    """Not saved yet. It has no password, and its OS account is assigned by the caller."""
+    user = User(username=name, date_joined=now)
+    user.set_unusable_password()
+    user.has_listed_account = True  # type: ignore[attr-defined]
+    return user
+
+
+# Users of login services. A name that exists here is never taken over by an equal name there.
+
+
+class NotAccepted(Exception):
+    """The person gets no user here; the message says why."""
+
+
+def external_user(provider: str, subject: str) -> User | None:
+    """The user of this person; None: their first login."""
+    logins = ExternalLogin.objects.select_related("user")
+    row = logins.filter(provider=provider, subject=subject).first()
+    return None if row is None else row.user
+
+
+def create_external(
+    provider: str, subject: str, username: str, now: datetime, *, account: str | None
+) -> User:
+    """A new user for this person. account: their OS account, None = an operator assigns it.
+
+    Raises NotAccepted, above all if a user with this name exists.
+    """
+    try:
+        UnicodeUsernameValidator()(username)
+    except ValidationError:
+        raise NotAccepted(f"{username[:150]!r} can't be a user name") from None
+    if username == OWNER:
+        raise NotAccepted(f"the user {OWNER} stands for model services")
+    if len(username) > 150 or not 0 < len(subject) <= 255:
+        raise NotAccepted("the name or the subject is too long")
+    user = _new(username, now)
+    try:
+        with transaction.atomic():
+            user.save()
+            ExternalLogin.objects.create(user=user, provider=provider, subject=subject)
+            text = f"{username} was created at the first login by {provider}"
+            audit.note("USER_CREATED", text, by=audit.GPUCOORD, now=now, subject=f"user {username}")
+    except IntegrityError:
+        raise NotAccepted(f"the user {username} exists already, and is not of {provider}") from None
+    if account is not None:
+        rows.assign(user, account, now, f"first login by {provider}"[:80])
+    return user
+
+
+def link_external(user: User, provider: str, subject: str) -> None:
+    """From now on this person is that user."""
+    ExternalLogin.objects.get_or_create(provider=provider, subject=subject, user=user)
+
+
+def account_with_uid(name: str, uid: int | None) -> str | None:
+    """The OS account of this name on this host if it has this uid; else None."""
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return None
+    is_same = entry.pw_name == name and entry.pw_uid == uid and entry.pw_uid >= FIRST_USER_UID
+    return name if is_same else None
+
+
+def log_refusal(provider: str, reason: object) -> None:
+    about = {"kind": "EXTERNAL_LOGIN_REFUSED", "provider": provider}
+    logger.warning("A login by %s was refused: %s", provider, reason, extra=about)

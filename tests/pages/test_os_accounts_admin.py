@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from gpucoord_site.accounts import external_users
+from gpucoord_site.accounts import people
 from monitor.models import AuditEntry, OsAccount
 from monitor.owners.accounts import rows
 from tests.builders import NOW
@@ -106,4 +106,4 @@ def test_only_superusers_link_people_of_login_services(
 
     assert as_user(bob).post(add, form).status_code == 403
     assert as_user(root).post(add, form).status_code == 302
-    assert external_users.user_of("https://sso.example.org", "s-1") == alice
+    assert people.external_user("https://sso.example.org", "s-1") == alice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.models import User
 
-from gpucoord_site.accounts import external_users
+from gpucoord_site.accounts import people
 from scheduler.facts.language_models import OWNER
 from scheduler.language_models.model_services import rows
 from tests.builders import NOW
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_login_service_can_not_make_the_owner_of_models() -> None:
-    with pytest.raises(external_users.NotAccepted, match="stands for model services"):
-        external_users.create("ldap", "subject", OWNER, NOW, account=None)
+    with pytest.raises(people.NotAccepted, match="stands for model services"):
+        people.create_external("ldap", "subject", OWNER, NOW, account=None)
 
     assert not User.objects.exists()
 
