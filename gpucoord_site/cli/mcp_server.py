@@ -103,7 +103,8 @@ class Tools:
         time_limit: str | None = None,
     ) -> Json:
         """Say when such a job would start, and why not now. Submits nothing. See submit."""
-        return self._client.what_if(_body(command, gpus, gpu_memory, time_limit))
+        job = _given(command=command, gpus=gpus, gpu_memory=gpu_memory, time_limit=time_limit)
+        return self._client.what_if(job)
 
     def submit(
         self,
@@ -123,12 +124,11 @@ class Tools:
         2h or 90 min. cwd: an absolute folder. priority: 1 to 3. after_success: jobs to wait for.
         variables: environment variables.
         """
-        more = {
-            "cwd": cwd, "name": name, "priority": priority, "after_success": after_success,
-            "env": variables,
-        }  # fmt: skip
-        body = _body(command, gpus, gpu_memory, time_limit)
-        return {"id": self._client.submit(body | {k: v for k, v in more.items() if v is not None})}
+        job = _given(
+            command=command, gpus=gpus, gpu_memory=gpu_memory, time_limit=time_limit, cwd=cwd,
+            name=name, priority=priority, after_success=after_success, env=variables,
+        )  # fmt: skip
+        return {"id": self._client.submit(job)}
 
     def job(self, id: int) -> Json:
         """Show a job: state, outcome, exit code, times and efficiency."""
@@ -158,10 +158,7 @@ class Tools:
         return {"id": id, "cancelled": self._client.cancel(id)}
 
 
-def _body(command: str, gpus: int, gpu_memory: str | None, time_limit: str | None) -> Json:
-    fields = {
-        "command": command, "gpus": gpus, "gpu_memory": gpu_memory, "time_limit": time_limit
-    }  # fmt: skip
+def _given(**fields: Any) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
