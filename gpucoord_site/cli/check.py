@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gpucoord_site import __version__
 from gpucoord_site.cli import check_machine
@@ -206,16 +207,12 @@ def database(config: Config) -> Iterator[Finding]:
 def _postgres(options: dict[str, object]) -> Finding:
     import psycopg
 
+    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host",
+             "PORT": "port"}  # fmt: skip
+    given: dict[str, Any] = {ours: str(options[n]) for n, ours in names.items() if options.get(n)}
     where = f"PostgreSQL {options['NAME']} on {options.get('HOST') or 'the local socket'}"
     try:
-        with psycopg.connect(
-            dbname=str(options["NAME"]),
-            user=str(options.get("USER") or "") or None,
-            password=str(options.get("PASSWORD") or "") or None,
-            host=str(options.get("HOST") or "") or None,
-            port=str(options.get("PORT") or "") or None,
-            connect_timeout=5,
-        ) as connection:
+        with psycopg.connect(connect_timeout=5, **given) as connection:
             number = connection.info.server_version
             encoding = connection.info.parameter_status("server_encoding")
     except psycopg.OperationalError as error:

@@ -266,7 +266,7 @@ def _stdin(options: Namespace) -> dict[str, str]:
         data = read()
         return {"stdin_base64": base64.b64encode(data).decode()} if data else {}
     if options.stdin is None and has_data():
-        sys.stderr.write(f"gpucoord: {NOT_PASSED_ON}\n")
+        complain(NOT_PASSED_ON)
     return {}
 
 
@@ -342,6 +342,7 @@ run = _submission("run", detach=False, priority=BLOCKING_PRIORITY)
 
 # The standard input that `gpucoord submit` passes on to the job.
 
+STDIN = 0
 MOST_BYTES = 1024**2
 TOO_LARGE = (
     "Standard input has more than 1 MiB. Write it to a file that the job reads, or leave it out"
@@ -355,35 +356,34 @@ class TooLarge(Failed):
     """The message says what to do."""
 
 
-def read(descriptor: int = 0) -> bytes:
+def read() -> bytes:
     """All of a pipe or a file; b"" for a terminal and for anything else. Raises TooLarge."""
-    if not _is_readable(descriptor):
+    if not _is_readable():
         return b""
-    if not select.select([descriptor], [], [], PATIENCE_S)[0]:
-        sys.stderr.write("gpucoord: reading standard input; --no-stdin leaves it out\n")
-        sys.stderr.flush()
+    if not select.select([STDIN], [], [], PATIENCE_S)[0]:
+        complain("reading standard input; --no-stdin leaves it out")
     data = bytearray()
-    while piece := os.read(descriptor, MOST_BYTES):
+    while piece := os.read(STDIN, MOST_BYTES):
         data += piece
         if len(data) > MOST_BYTES:
             raise TooLarge(TOO_LARGE)
     return bytes(data)
 
 
-def has_data(descriptor: int = 0) -> bool:
+def has_data() -> bool:
     """Whether a pipe or a file has unread data."""
-    if not _is_readable(descriptor):
+    if not _is_readable():
         return False
     try:
-        answer = fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0))
+        answer = fcntl.ioctl(STDIN, termios.FIONREAD, struct.pack("i", 0))
     except OSError:
         return False
     return bool(struct.unpack("i", answer)[0] > 0)
 
 
-def _is_readable(descriptor: int) -> bool:
+def _is_readable() -> bool:
     try:
-        mode = os.fstat(descriptor).st_mode
+        mode = os.fstat(STDIN).st_mode
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
