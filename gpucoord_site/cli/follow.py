@@ -230,7 +230,9 @@ class ArrayFollower(Follower):
             if job["state"] != "queued" and job["id"] not in self._codes:
                 self._show(job)
         if len(self._codes) == len(jobs):
-            return self._worst()
+            codes = list(self._codes.values())
+            self._say(f"{self._title}: {codes.count(0)} of {len(codes)} jobs succeeded")
+            return max(codes)
         if all(job["state"] in {"queued", "finished"} for job in jobs):
             waiting = next((job["id"] for job in jobs if job["state"] == "queued"), None)
             if waiting is not None:
@@ -266,12 +268,6 @@ class ArrayFollower(Follower):
         super()._write(data)
         if data:
             self._pause_s = SHORTEST_S
-
-    def _worst(self) -> int:
-        codes = list(self._codes.values())
-        good = codes.count(0)
-        self._say(f"{self._title}: {good} of {len(codes)} jobs succeeded")
-        return max(codes)
 
     def _cancel(self) -> None:
         self._client.cancel(self._id, array=True)

@@ -110,7 +110,10 @@ def _take(options: Namespace) -> HeldLocks | LockRefused:
     folder, reported_at, reported = options.folder or _folder(), 0.0, ""
     ends = None if options.wait is None else time.monotonic() + options.wait
     while True:
-        result = _once(folder, options)
+        if options.gpus is None:
+            result = locks.lock_host(folder)
+        else:
+            result = locks.lock_gpus(folder, options.gpus, alone=not options.shared)
         if isinstance(result, HeldLocks) or (ends is not None and time.monotonic() >= ends):
             return result
         text = escaped(locks.describe_refusal(result))
@@ -185,12 +188,6 @@ def _any(words: Sequence[str]) -> int:
     if not (number.isascii() and number.isdecimal()) or not 1 <= int(number[:6]) <= MOST_GPUS:
         raise ArgumentTypeError(f"{words[0]!r} must be any or any:N, such as any:2")
     return int(number[:6])
-
-
-def _once(folder: Path, options: Namespace) -> HeldLocks | LockRefused:
-    if options.gpus is None:
-        return locks.lock_host(folder)
-    return locks.lock_gpus(folder, options.gpus, alone=not options.shared)
 
 
 def _become(command: list[str], gpus: list[int] | None, locks_held: HeldLocks) -> int:

@@ -162,10 +162,6 @@ def _gpus(value: str) -> Made:
     return ["--gpus", match[1] or "1"] if match is not None and is_plain else None
 
 
-def _gres(value: str) -> Made:
-    return _gpus(value) if value.startswith("gpu") else None
-
-
 def _time(value: str) -> Made:
     """Slurm's minutes, minutes:seconds, h:m:s, days-hours, d-h:m and d-h:m:s."""
     days, dash, rest = value.rpartition("-")
@@ -188,7 +184,7 @@ OPTIONS: dict[str, Option] = {
     "--nodes": nothing("1"),
     "--ntasks": nothing("1"),
     "--ntasks-per-node": nothing("1"),
-    "--gres": _gres,
+    "--gres": lambda value: _gpus(value) if value.startswith("gpu") else None,
     "--gpus": _gpus,
     "--gpus-per-node": _gpus,
     "--time": _time,
@@ -279,10 +275,6 @@ def _resource(item: str) -> Made:
     return made(value) if made else None
 
 
-def _resources(value: str) -> Made:
-    return together([_resource(item) for item in value.split(",")])
-
-
 def _pbs_begin(value: str) -> Made:
     """[[CC]YY]MMDDhhmm, of which hhmm and the whole date are clear."""
     match = re.fullmatch(r"(?:([0-9]{4})([0-9]{2})([0-9]{2}))?([0-9]{2})([0-9]{2})", value)
@@ -290,10 +282,6 @@ def _pbs_begin(value: str) -> Made:
         return None
     clock = f"{match[4]}:{match[5]}"
     return ["--begin", f"{match[1]}-{match[2]}-{match[3]} {clock}" if match[1] else clock]
-
-
-def _variables(value: str) -> Made:
-    return [word for variable in value.split(",") for word in ("--env", variable)]
 
 
 RESOURCES: dict[str, Option] = {
@@ -310,13 +298,13 @@ RESOURCES: dict[str, Option] = {
 }
 PBS_OPTIONS: dict[str, Option] = {
     "-N": same("--name"),
-    "-l": _resources,
+    "-l": lambda value: together([_resource(item) for item in value.split(",")]),
     "-J": same("--array", STEPS),
     "-t": same("--array", STEPS),
     "-a": _pbs_begin,
     "-W": dependency(re.compile(r"depend=(afterok|afterany):([0-9:]+)")),
     "-d": same("--cwd"),
-    "-v": _variables,
+    "-v": lambda value: [word for each in value.split(",") for word in ("--env", each)],
     # The environment of the shell, one log, and running again are as gpucoord has them.
     "-V": nothing(""),
     "-j": nothing("oe", "eo"),

@@ -493,11 +493,8 @@ def _by_tag(options: Namespace) -> int:
 def tag_lines(answer: Json) -> Iterator[str]:
     """A line for each value, most GPU-hours first."""
     empty = f"No job with the tag {answer['tag']} had a GPU or ran in this time."
-    yield from tables.listing({answer["tag"].upper(): _value, **TAG}, answer["values"], empty)
-
-
-def _value(row: Json) -> str:
-    return row["value"] or tables.UNKNOWN
+    columns = {answer["tag"].upper(): lambda row: tables.text(row["value"]), **TAG}
+    yield from tables.listing(columns, answer["values"], empty)
 
 
 def _percent(part: float | None) -> str:
