@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -19,6 +18,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
+from msgspec import Struct
 
 from gpucoord_site.documentation import library
 from gpucoord_site.models import WelcomeHidden
@@ -43,8 +43,7 @@ NAME = "first-job"
 SHOWN_LINES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class FirstJob:
+class FirstJob(Struct, frozen=True):
     """The newest job of a user. sentence: why it waits or how it ended. output: its last lines."""
 
     line: JobLine
@@ -174,8 +173,7 @@ def _user(request: HttpRequest) -> User:
 # The steps that set up a server. Each is done when a fact says so; none is ticked by hand.
 
 
-@dataclass(frozen=True, slots=True)
-class SetupStep:
+class SetupStep(Struct, frozen=True):
     """One step. fact: the state of the server. is_done None: unknown.
 
     url: the page for it, "" if this user may not open it. verb: the label of the link.

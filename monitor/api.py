@@ -6,7 +6,6 @@ REST refuses unknown fields. Filters of a page ignore unknown values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
@@ -17,6 +16,7 @@ from urllib.parse import urlencode
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
+from msgspec import Struct
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -273,8 +273,7 @@ def posted_text(request: HttpRequest, name: str, longest: int) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class ListFilters:
+class ListFilters(Struct, frozen=True):
     """Filters of a page of a list, one text field each; `page` counts from 1."""
 
     PER_PAGE: ClassVar[int] = 50
@@ -303,7 +302,7 @@ class ListFilters:
 
     @classmethod
     def _names(cls) -> list[str]:
-        return [field.name for field in fields(cls) if field.name != "page"]
+        return [name for name in cls.__struct_fields__ if name != "page"]
 
     @property
     def skip(self) -> int:

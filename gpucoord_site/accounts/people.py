@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pwd
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,6 +18,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
+from msgspec import Struct
 
 from gpucoord_site.models import ExternalLogin
 from monitor.api import InvalidInput
@@ -33,16 +33,14 @@ ADDED = "added by an operator"
 NO_PERSON = f"The user {OWNER} stands for model services, so it cannot log in."
 
 
-@dataclass(frozen=True, slots=True)
-class Invitation:
+class Invitation(Struct, frozen=True):
     """path: of the page that sets the password, once and until `expires_at`."""
 
     path: str
     expires_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Invited:
+class Invited(Struct, frozen=True):
     """A new user with the invitation."""
 
     user: User

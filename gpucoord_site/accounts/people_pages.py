@@ -8,7 +8,6 @@ from __future__ import annotations
 import pwd
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from pathlib import PurePath
@@ -23,6 +22,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from msgspec import Struct
 
 from gpucoord_site.accounts import people
 from monitor.api import InvalidInput
@@ -367,8 +367,7 @@ MOST_LISTED = 500
 NO_SHELLS = frozenset(("false", "nologin", "sync", "halt", "shutdown"))
 
 
-@dataclass(frozen=True, slots=True)
-class ListedAccount:
+class ListedAccount(Struct, frozen=True):
     """An OS account. full_name: from its comment field. user: its user, "" if it has none."""
 
     name: str

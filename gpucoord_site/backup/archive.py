@@ -17,9 +17,10 @@ import secrets
 import tarfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct, to_builtins
 
 from monitor.facts import input_rules
 from monitor.runtime.probes import disk_space
@@ -40,14 +41,12 @@ class BackupError(Exception):
     """A backup can't be made or restored; the text is a sentence for the operator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
+class StoredFile(Struct, frozen=True, kw_only=True):
     bytes: int
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """migrations: those that the database has applied, as `app.name`."""
 
     gpucoord: str
@@ -69,7 +68,7 @@ def write(target: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
     """Write the archive with mode 0600. `target` appears as a whole or not at all."""
     # A new file of our own: another account may write to the folder, and would read the secret key.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    body = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
+    body = json.dumps({"format": FORMAT, **to_builtins(manifest)}, indent=1).encode()
     fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as out:

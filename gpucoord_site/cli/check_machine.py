@@ -13,12 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from django.apps import apps
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.config.values import is_loopback
@@ -50,8 +51,7 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """The result of one check. todo: the remedy."""
 
     topic: str

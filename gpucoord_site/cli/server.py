@@ -11,10 +11,11 @@ import sys
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from gpucoord_site.cli import connection, local_login
 from gpucoord_site.cli.commands import (
@@ -256,8 +257,7 @@ class SetupFailed(Exception):
     """A step is not possible; the message says why, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """`text`: what it changes, as an order. It is left out if it `is_done`."""
 
     text: str

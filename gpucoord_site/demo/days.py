@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, floor, prod
 from random import Random
+
+from msgspec import Struct
 
 from monitor.gpus.sampling.probes.simulated import workloads
 from monitor.gpus.sampling.probes.simulated.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
@@ -24,8 +25,7 @@ NIGHT_GPU, NIGHT_FROM_S, NIGHT_S = 5, 20 * HOUR_S, 10 * HOUR_S
 ROOM_GIB = {0: 60, 7: 70}
 
 
-@dataclass(frozen=True, slots=True)
-class DemoLife:
+class DemoLife(Struct, frozen=True):
     """One process on one GPU, from beginning to end."""
 
     user: str | None
@@ -43,8 +43,7 @@ class DemoLife:
         return self.shape(t - self.began, noise(t, 600, seed, self.pid))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """A GPU in one step: its use, and each process's part of it in percent."""
 
     t: int

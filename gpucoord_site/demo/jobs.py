@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
+from msgspec import Struct
 
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.models import DailyGpuUsage, Quota, TimeWindow, UsageShare
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoJob:
+class DemoJob(Struct, frozen=True, kw_only=True):
     owner: str
     name: str
     command: str

@@ -7,12 +7,12 @@ the model is evicted, prompts wait for it, and it is loaded again after the scri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 
 from django.contrib.auth.models import User
+from msgspec import Struct
 
 from monitor.gpus.sampling.probes.simulated.scenario import NAME
 from scheduler.facts.jobs import NewJob, Requirement
@@ -56,8 +56,7 @@ FIRST_BACKLOG_AFTER, BACKLOG_EVERY = timedelta(seconds=25), timedelta(minutes=5)
 MOST_WAITING = 20
 
 
-@dataclass(frozen=True, slots=True)
-class DemoModel:
+class DemoModel(Struct, frozen=True):
     name: str
     gib: int
     boot_s: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from django.contrib.auth.models import User
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, SHORTEST_S
 from monitor.facts.claims import ClaimFact
@@ -51,8 +52,7 @@ OUT_OF_MEMORY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastJob:
+class PastJob(Struct, frozen=True, kw_only=True):
     """A job that has ended. number: its id."""
 
     number: int = 0
@@ -135,7 +135,7 @@ def _unhappy_ends() -> list[dict[str, object]]:
 
 
 def _ended(job: PastJob, end: dict[str, object]) -> PastJob:
-    job = replace(job, **end)  # type: ignore[arg-type]
+    job = replace(job, **end)
     if job.outcome is not Outcome.TIMED_OUT:
         return job
     limit = timedelta(minutes=(job.ended_at - job.started_at) // timedelta(minutes=1))
@@ -238,8 +238,7 @@ JOBS_A_DAY = 5
 PID = 5_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class MonthJob:
+class MonthJob(Struct, frozen=True):
     """One job of the past; `empty_s`: booked before its first process."""
 
     number: int

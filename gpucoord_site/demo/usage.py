@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -18,6 +17,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, connections
 from django.utils import timezone
+from msgspec import Struct
 
 from gpucoord_site.demo import days
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
@@ -46,8 +46,7 @@ LOOKS, LOOKS_LARGE = 4, 2
 UseKey = tuple[int, int, str]
 
 
-@dataclass(slots=True)
-class UsagePart:
+class UsagePart(Struct):
     """The use of a GPU by a process in one step."""
 
     t: int
@@ -80,8 +79,7 @@ class UsagePart:
         }
 
 
-@dataclass(slots=True)
-class UseIdentity:
+class UseIdentity(Struct):
     """The owner of a process, and its first and last second (epoch seconds)."""
 
     user: str
@@ -234,7 +232,7 @@ class PastUsage:
             "last_seen_at": _stored(identity.last),
             "ended_at": None if identity.last >= recent else _stored(identity.last),
             "source": "process_utilization",
-            **dict.fromkeys((field.name for field in fields(UsageAmounts)), 0),
+            **dict.fromkeys(UsageAmounts.__struct_fields__, 0),
         }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path, PurePosixPath
@@ -12,6 +11,7 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from django.http import HttpRequest
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -32,8 +32,7 @@ class NoChapter(LookupError):
     """There is no such chapter; the message is its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A line of the index. name: "users/first-job"; group: the heading above it."""
 
     name: str
@@ -46,15 +45,13 @@ class Entry:
         return url_of(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(Struct, frozen=True):
     level: int
     text: str
     anchor: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chapter:
+class Chapter(Struct, frozen=True):
     """`html`: safe to show; all text in it is escaped."""
 
     name: str
@@ -63,8 +60,7 @@ class Chapter:
     headings: tuple[Heading, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A section with the searched words. `before`, `match`, `after`: the first place, as text."""
 
     url: str
@@ -75,8 +71,7 @@ class Hit:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     chapter: str
     heading: str
     anchor: str

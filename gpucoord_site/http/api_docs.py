@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -13,12 +12,12 @@ from django.shortcuts import render
 from django.utils.html import linebreaks
 from django.utils.safestring import SafeString, mark_safe
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 METHODS = ("get", "post", "put", "patch", "delete")
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A parameter, or a field of a body."""
 
     name: str
@@ -28,8 +27,7 @@ class Field:
     default: str
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     anchor: str
     tag: str
     method: str

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import IO, Any, cast
 
@@ -26,12 +25,12 @@ from django.db import connections
 from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
+from msgspec import Struct
 
 Client = tuple[object, ...]
 
 
-@dataclass(slots=True)
-class Place:
+class Place(Struct):
     """of: how many requests run or wait."""
 
     turns: asyncio.Semaphore

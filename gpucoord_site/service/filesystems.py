@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 # Shared by several machines, or with unreliable locks and shared memory maps.
 NETWORK = frozenset(
@@ -18,8 +19,7 @@ NETWORK_FUSE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     point: Path
     kind: str
     source: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, cast
 
 from django.conf import settings
 from django_q.tasks import async_task
+from msgspec import Struct
 
 from monitor.runtime.policy import Guard, Step
 from monitor.runtime.rows.leases import LeaseSpec
@@ -25,8 +25,7 @@ SLICE = "gpucoord_site.service.slices.run_slice"
 TASK_TIMEOUT_S = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class Loop(Struct, frozen=True, kw_only=True):
     """A step that runs `every_s` seconds, and at once when `wake` is heard, but then `rest_s`
     after the last time at the earliest.
 

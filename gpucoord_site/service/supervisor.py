@@ -71,7 +71,7 @@ class Supervisor:
         self._failing: set[str] = set()
         self._faults = FaultLog(logger)
         self._is_file_gone = False
-        self._recorded_listeners: list[ListenerState] = []
+        self._recorded_listeners: tuple[ListenerState, ...] = ()
         self._options = _shorten_patience()
         self._web = Child("web", self._run_web, self._let_go)
         self._logs = Child("logs", self._run_logs, self._let_go)
@@ -197,7 +197,7 @@ class Supervisor:
             self._record()
         self._listener_report.report(listeners)
 
-    def _listeners(self) -> list[ListenerState]:
+    def _listeners(self) -> tuple[ListenerState, ...]:
         listeners = []
         if self._page_name:
             listeners.append(ListenerState(name=self._page_name, address=self._address))
@@ -207,7 +207,7 @@ class Supervisor:
         if self._logins is not None:
             path, problem = str(self._logins.path), self._logins.problem
             listeners.append(ListenerState(name="login", address=path, problem=problem))
-        return listeners
+        return tuple(listeners)
 
     def _watch_web(self) -> None:
         """Replace a web process that does not answer.
@@ -266,7 +266,7 @@ class Supervisor:
             version=__version__,
             address=self._address,
             started_t=self._started_t,
-            children=[child.state() for child in self._children if child.is_shown],
+            children=tuple(child.state() for child in self._children if child.is_shown),
             canary_t=self._watchdog.canary_t,
             canary_s=self._watchdog.canary_s,
             models_address=self._models_address(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 # The kernel's login uid of a process without a login.
 NO_LOGIN = 0xFFFFFFFF
@@ -17,8 +18,7 @@ _SERVICES = range(61_184, 65_536)
 _HOMES = range(60_001, 60_514)
 
 
-@dataclass(frozen=True, slots=True)
-class AccountRanges:
+class AccountRanges(Struct, frozen=True):
     """The uids of people, by the names of login.defs(5); directories give uids above 65535."""
 
     uid_min: int = FIRST_USER_UID
@@ -85,8 +85,7 @@ class LocalAccounts(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRule:
+class LocalRule(Struct, frozen=True, kw_only=True):
     """`group`: with GROUP. includes_superusers: they may log in by accounts listed as theirs."""
 
     accounts: LocalAccounts
@@ -94,8 +93,7 @@ class LocalRule:
     includes_superusers: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(Struct, frozen=True, kw_only=True):
     """The process at the other end of a Unix socket, as the kernel describes it.
 
     account: name of the uid by NSS; None: it has none. is_service: its uid is gpucoord's own.

@@ -84,6 +84,6 @@ Fact = TypeVar("Fact")
 
 
 def fact_from(kind: type[Fact], record: object, /, **others: Any) -> Fact:
-    """The dataclass `kind` with `others`, and the attributes of the record for all other fields."""
-    names = kind.__dataclass_fields__.keys() - others.keys()  # type: ignore[attr-defined]
+    """A fact of `kind` with `others`, and the attributes of the record for all other fields."""
+    names = kind.__annotations__.keys() - others.keys()
     return kind(**{name: getattr(record, name) for name in names}, **others)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from monitor.facts.accounts import submitter
 
@@ -31,8 +32,7 @@ ASLEEP = "sleeping"
 JOB_KINDS = (ClaimKind.SCRIPT, ClaimKind.LLM)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimFact:
+class ClaimFact(Struct, frozen=True, kw_only=True):
     """A job's hold on a GPU, written by the scheduler.
 
     `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
@@ -63,8 +63,7 @@ class ClaimFact:
     counts_tasks: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTask:
+class GpuTask(Struct, frozen=True, kw_only=True):
     """A job or a model on a GPU. progress: 0 to 1. None: it reports none, or its end is unknown.
 
     name: of a model, that of its service. phase, port, expected_ready: of a model. paired: UUIDs of
@@ -122,8 +121,7 @@ class GpuTask:
         return None if self.progress is None else int(self.progress * 100)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(Struct, frozen=True, kw_only=True):
     """A job that waits only because other users hold the GPUs that it needs.
 
     gpus: how many it asks for. gpu_uuids: which would do, () = any.

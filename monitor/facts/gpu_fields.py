@@ -7,16 +7,15 @@ samples, roll-ups and charts follow from these declarations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import partial
+from typing import Any, get_type_hints
+
+from msgspec import Struct
 
 from monitor.facts.formats import GIB, UNKNOWN, gib
 
-DECLARED = "figure"
 
-
-@dataclass(frozen=True, slots=True)
-class Gauge:
+class Gauge(Struct, frozen=True):
     """A Prometheus gauge. `factor`: makes its unit of that of the reading."""
 
     name: str
@@ -24,8 +23,7 @@ class Gauge:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Rollup:
+class Rollup(Struct, frozen=True):
     """Columns of minutes and hours: maximum, sum and known seconds. None: not stored."""
 
     greatest: str
@@ -33,8 +31,7 @@ class Rollup:
     known_s: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Meter:
+class Meter(Struct, frozen=True):
     """A bar on the page of the GPU, and a value in live frames.
 
     top: of the bar, in the unit of the reading, or the name of the figure that has it.
@@ -52,8 +49,7 @@ class Meter:
         return getattr(gpu, self.top) if isinstance(self.top, str) else self.top
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuField:
+class GpuField(Struct, frozen=True, kw_only=True):
     """A measured figure of a GPU. Unknown is None, at every door.
 
     unit: of the reading; bytes are shown as GiB. bounds: both included; other values are faults.
@@ -102,16 +98,16 @@ class GpuField:
         return value
 
 
-def figure(label: str, unit: str, **facts: Any) -> Any:
-    """An attribute of GpuReading that is a measured figure; the others are facts of a GpuField."""
-    return field(default=None, metadata={DECLARED: {"label": label, "unit": unit} | facts})
+def figure(label: str, unit: str, **facts: Any) -> partial[GpuField]:
+    """Beside the type of an attribute of GpuReading: it is measured; the others are facts of it."""
+    return partial(GpuField, label=label, unit=unit, **facts)
 
 
 def declared(reading: type) -> Iterator[GpuField]:
     """The figures of a class of readings, in order."""
-    for attribute in fields(reading):
-        if DECLARED in attribute.metadata:
-            yield GpuField(name=attribute.name, **attribute.metadata[DECLARED])
+    for name, hint in get_type_hints(reading, include_extras=True).items():
+        for made in getattr(hint, "__metadata__", ()):
+            yield made(name=name)
 
 
 # Bounds of all readings. A value outside is a fault of the reading, so it is unknown.

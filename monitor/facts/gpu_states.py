@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 # Condition of a GPU, and the faults that it counts. Unknown is None, never zero.
 
@@ -21,8 +22,7 @@ class Condition(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Ailment:
+class Ailment(Struct, frozen=True):
     """A problem of a GPU. `code` is a stable name; `text` contains no changing number.
 
     `condition` is the effect on the GPU; HEALTHY = worth knowing, work goes on.
@@ -40,16 +40,14 @@ class Ailment:
         return " ".join([first, *(word.lower() for word in words[1:])])
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """An error that the driver reported of a GPU, by NVIDIA's number."""
 
     gpu_uuid: str
     code: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthReading:
+class HealthReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counters of faults and slow-downs of one GPU since its driver was loaded.
 
     A probe leaves everything from `hot` on unset. These fields are the memory of the health check:
@@ -161,8 +159,7 @@ class ClosureKind(StrEnum):
         return cls.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosureFact:
+class ClosureFact(Struct, frozen=True, kw_only=True):
     """One reason why a GPU takes no new work. `by`: the operator; "" = gpucoord itself.
 
     `pid` is the process of an ended job that still holds memory there.

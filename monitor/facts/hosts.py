@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class HostState(StrEnum):
@@ -15,8 +16,7 @@ class HostState(StrEnum):
     DISABLED = "disabled"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFact:
+class HostFact(Struct, frozen=True, kw_only=True):
     """seen_at: its newest reading. down_at: an operator confirmed that it is down.
 
     address: of its pages. log_address: where other hosts read its logs. models_address: of its
@@ -48,8 +48,7 @@ class HostFact:
         return self.state is HostState.ACTIVE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoiningHost:
+class JoiningHost(Struct, frozen=True, kw_only=True):
     """The statement of a host about itself when it starts."""
 
     name: str
@@ -65,16 +64,14 @@ class JoiningHost:
 # The limits of this process on its machine, and their origin. Unknown is None.
 
 
-@dataclass(frozen=True, slots=True)
-class LimitSource:
+class LimitSource(Struct, frozen=True):
     """An upper limit and where it comes from, in words."""
 
     value: float
     origin: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The lowest limits of machine, container and configuration, with their origin.
 
     `memory_used_bytes`: the memory that counts against the container's limit. `visible_gpus`: the
@@ -109,8 +106,7 @@ def used_pct(used_bytes: int | None, available_bytes: int | None) -> float | Non
     return 100 * used_bytes / usable if usable else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSystemSpace:
+class FileSystemSpace(Struct, frozen=True, kw_only=True):
     """The space of a file system, without the blocks that are reserved for root."""
 
     used_bytes: int

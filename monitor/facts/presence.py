@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class Presence(StrEnum):
@@ -19,8 +20,7 @@ class Presence(StrEnum):
     LEAVING = "leaving"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineProcess:
+class BaselineProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A background graphics program whose usual memory does not count as presence.
 
     memory_bytes: what has been learned. level_bytes: what it held at `level_since`; where it stays
@@ -33,8 +33,7 @@ class BaselineProcess:
     level_since: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerReading:
+class OwnerReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The presence of an interactive user on a GPU, and since when. `came_at`: first seen.
 
     program, user, pid: the process with the strongest sign; None = absent or unknown. until: when

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct, field
 
 from monitor.facts.gpu_fields import (
     MOST_MEMORY,
@@ -43,8 +45,7 @@ class ComputeMode(StrEnum):
     PROHIBITED = "prohibited"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU at an instant. None = unknown. `figure` declares what is measured: see GPU_FIELDS.
 
     `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
@@ -66,96 +67,129 @@ class GpuReading:
     pci_id: str | None = None
     health: Health = Health.OK
     problem: str | None = None
-    utilization_pct: float | None = figure(
-        "Utilisation",
-        "%",
-        bounds=PERCENT,
-        gauge=Gauge(
-            "gpu_utilization_percent",
-            "Share of the last sample period in which a kernel ran on the GPU.",
+    utilization_pct: Annotated[
+        float | None,
+        figure(
+            "Utilisation",
+            "%",
+            bounds=PERCENT,
+            gauge=Gauge(
+                "gpu_utilization_percent",
+                "Share of the last sample period in which a kernel ran on the GPU.",
+            ),
+            meter=Meter(100, in_row=True),
+            is_sampled=True,
+            rollup=Rollup("utilization_max_pct", "utilization_pct_s", "utilization_known_s"),
         ),
-        meter=Meter(100, in_row=True),
-        is_sampled=True,
-        rollup=Rollup("utilization_max_pct", "utilization_pct_s", "utilization_known_s"),
-    )
-    memory_total_bytes: int | None = figure(
-        "Memory size",
-        "bytes",
-        kind=int,
-        bounds=(1, MOST_MEMORY),
-        gauge=Gauge("gpu_memory_total_bytes", "Total memory of the GPU."),
-    )
-    memory_used_bytes: int | None = figure(
-        "Memory",
-        "bytes",
-        kind=int,
-        bounds=(0, MOST_MEMORY),
-        gauge=Gauge(
-            "gpu_memory_used_bytes", "Memory in use, without the memory that the driver reserves."
+    ] = None
+    memory_total_bytes: Annotated[
+        int | None,
+        figure(
+            "Memory size",
+            "bytes",
+            kind=int,
+            bounds=(1, MOST_MEMORY),
+            gauge=Gauge("gpu_memory_total_bytes", "Total memory of the GPU."),
         ),
-        meter=Meter("memory_total_bytes", in_row=True),
-        is_sampled=True,
-        rollup=Rollup("memory_max_bytes", "memory_byte_s", "memory_known_s"),
-    )
-    memory_reserved_bytes: int | None = figure(
-        "Reserved memory",
-        "bytes",
-        kind=int,
-        bounds=(0, MOST_MEMORY),
-        in_rest=False,
-        gauge=Gauge("gpu_memory_reserved_bytes", "Memory reserved by the driver."),
-    )
-    memory_utilization_pct: float | None = figure(
-        "Memory utilisation",
-        "%",
-        bounds=PERCENT,
-        in_rest=False,
-        gauge=Gauge(
-            "gpu_memory_utilization_percent",
-            "Share of the last sample period in which GPU memory was read or written.",
+    ] = None
+    memory_used_bytes: Annotated[
+        int | None,
+        figure(
+            "Memory",
+            "bytes",
+            kind=int,
+            bounds=(0, MOST_MEMORY),
+            gauge=Gauge(
+                "gpu_memory_used_bytes",
+                "Memory in use, without the memory that the driver reserves.",
+            ),
+            meter=Meter("memory_total_bytes", in_row=True),
+            is_sampled=True,
+            rollup=Rollup("memory_max_bytes", "memory_byte_s", "memory_known_s"),
         ),
-    )
-    power_w: float | None = figure(
-        "Power",
-        "W",
-        bounds=(0.0, MOST_POWER),
-        gauge=Gauge("gpu_power_watts", "Current power draw."),
-        meter=Meter("power_limit_w", is_limit=True, word="Power"),
-        is_sampled=True,
-        rollup=Rollup("power_max_w", "energy_j", "power_known_s"),
-    )
-    power_limit_w: float | None = figure(
-        "Power limit",
-        "W",
-        bounds=(1.0, MOST_POWER),
-        gauge=Gauge("gpu_power_limit_watts", "Power limit in force."),
-    )
+    ] = None
+    memory_reserved_bytes: Annotated[
+        int | None,
+        figure(
+            "Reserved memory",
+            "bytes",
+            kind=int,
+            bounds=(0, MOST_MEMORY),
+            in_rest=False,
+            gauge=Gauge("gpu_memory_reserved_bytes", "Memory reserved by the driver."),
+        ),
+    ] = None
+    memory_utilization_pct: Annotated[
+        float | None,
+        figure(
+            "Memory utilisation",
+            "%",
+            bounds=PERCENT,
+            in_rest=False,
+            gauge=Gauge(
+                "gpu_memory_utilization_percent",
+                "Share of the last sample period in which GPU memory was read or written.",
+            ),
+        ),
+    ] = None
+    power_w: Annotated[
+        float | None,
+        figure(
+            "Power",
+            "W",
+            bounds=(0.0, MOST_POWER),
+            gauge=Gauge("gpu_power_watts", "Current power draw."),
+            meter=Meter("power_limit_w", is_limit=True, word="Power"),
+            is_sampled=True,
+            rollup=Rollup("power_max_w", "energy_j", "power_known_s"),
+        ),
+    ] = None
+    power_limit_w: Annotated[
+        float | None,
+        figure(
+            "Power limit",
+            "W",
+            bounds=(1.0, MOST_POWER),
+            gauge=Gauge("gpu_power_limit_watts", "Power limit in force."),
+        ),
+    ] = None
     # The hardware switches off below 120 °C. Sleeping sensors answer −256 or 127.
-    temperature_c: float | None = figure(
-        "Temperature",
-        "°C",
-        bounds=(-55.0, 120.0),
-        gauge=Gauge("gpu_temperature_celsius", "Temperature of the GPU."),
-        meter=Meter(100),
-        is_sampled=True,
-        rollup=Rollup("temperature_max_c"),
-    )
-    sm_clock_mhz: int | None = figure(
-        "SM clock",
-        "MHz",
-        kind=int,
-        bounds=(0, 10_000),
-        gauge=Gauge("gpu_sm_clock_hertz", "SM clock.", 1e6),
-        is_sampled=True,
-    )
-    memory_clock_mhz: int | None = figure(
-        "Memory clock",
-        "MHz",
-        kind=int,
-        bounds=(0, 50_000),
-        gauge=Gauge("gpu_memory_clock_hertz", "Memory clock.", 1e6),
-    )
-    performance_state: int | None = figure("Performance state", "", kind=int, bounds=(0, 15))
+    temperature_c: Annotated[
+        float | None,
+        figure(
+            "Temperature",
+            "°C",
+            bounds=(-55.0, 120.0),
+            gauge=Gauge("gpu_temperature_celsius", "Temperature of the GPU."),
+            meter=Meter(100),
+            is_sampled=True,
+            rollup=Rollup("temperature_max_c"),
+        ),
+    ] = None
+    sm_clock_mhz: Annotated[
+        int | None,
+        figure(
+            "SM clock",
+            "MHz",
+            kind=int,
+            bounds=(0, 10_000),
+            gauge=Gauge("gpu_sm_clock_hertz", "SM clock.", 1e6),
+            is_sampled=True,
+        ),
+    ] = None
+    memory_clock_mhz: Annotated[
+        int | None,
+        figure(
+            "Memory clock",
+            "MHz",
+            kind=int,
+            bounds=(0, 50_000),
+            gauge=Gauge("gpu_memory_clock_hertz", "Memory clock.", 1e6),
+        ),
+    ] = None
+    performance_state: Annotated[
+        int | None, figure("Performance state", "", kind=int, bounds=(0, 15))
+    ] = None
     compute_mode: ComputeMode | None = None
     compute_capability: str | None = None
     architecture: str | None = None
@@ -165,16 +199,19 @@ class GpuReading:
     condition_since: datetime | None = None
     condition_reason: str | None = None
     energy_mj: int | None = None
-    orphaned_bytes: int | None = figure(
-        "Orphaned memory",
-        "bytes",
-        kind=int,
-        bounds=(0, MOST_MEMORY),
-        in_rest=False,
-        gauge=Gauge(
-            "gpu_memory_orphaned_bytes", "Memory in use that belongs to no listed process."
+    orphaned_bytes: Annotated[
+        int | None,
+        figure(
+            "Orphaned memory",
+            "bytes",
+            kind=int,
+            bounds=(0, MOST_MEMORY),
+            in_rest=False,
+            gauge=Gauge(
+                "gpu_memory_orphaned_bytes", "Memory in use that belongs to no listed process."
+            ),
         ),
-    )
+    ] = None
     orphaned_since: datetime | None = None
     state: GpuState | None = None
     state_since: datetime | None = None
@@ -213,8 +250,7 @@ def _idle_s(pct: float | None, since: datetime | None, now: datetime) -> float |
     return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True, kw_only=True):
     """A pid on one GPU, as the driver lists it. A pid on two GPUs is two of these.
 
     `kinds` holds the lists it stood in: "C" compute, "G" graphics, "M" MPS.
@@ -246,8 +282,7 @@ class OwnerSource(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True, kw_only=True):
     """Identity of a pid. `start_ticks` (field 22 of /proc/PID/stat) tells a reused pid apart.
 
     `uid` is the account that it runs as; `user` the owner, None = unknown;
@@ -272,8 +307,7 @@ class ProcessIdentity:
     owner_source: OwnerSource = OwnerSource.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessReading:
+class ProcessReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process on one GPU with its owner and job. user None = owner unknown.
 
     `job_owner` is the person whose job it is; `user` the person whose account it runs as.
@@ -303,8 +337,7 @@ class ProcessReading:
         return f"{self.pid}-{self.gpu_uuid[-8:]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskReading:
+class DiskReading(Struct, frozen=True, kw_only=True):
     """Space without the blocks that are reserved for root, as `df` counts its percentage."""
 
     mount: str
@@ -317,8 +350,7 @@ class DiskReading:
         return used_pct(self.total_bytes - self.free_bytes, self.free_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class Pressure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pressure stall shares (PSI avg10, percent of time); None where the kernel has none."""
 
     cpu_some_pct: float | None = None
@@ -328,8 +360,7 @@ class Pressure:
     io_full_pct: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCounters:
+class HostCounters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counters of the machine since it started; rates come from two of these."""
 
     cpu_busy_s: float | None = None
@@ -338,8 +369,7 @@ class HostCounters:
     disk_written_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostReading:
+class HostReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The machine at an instant.
 
     A probe gives `counters`; the sampler makes of two readings cpu_pct and the disk rates, means
@@ -372,8 +402,7 @@ class HostReading:
         return _idle_s(self.cpu_pct, self.cpu_idle_since, now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSweep:
+class GpuSweep(Struct, frozen=True, kw_only=True):
     """Result of one GPU probe. `problem` says why GPUs can't be read, with `remedy`.
 
     `identities` is filled only by a probe whose pids are not this machine's (simulated).
@@ -401,8 +430,7 @@ class GpuSweep:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Host, GPUs and processes at one instant; `seq` grows by one per snapshot of a host.
 
     `failures`: how many sweeps in a row, up to this one, saw no GPU at all because of a fault.

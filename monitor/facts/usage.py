@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 
 class UseSource(StrEnum):
@@ -16,8 +17,7 @@ class UseSource(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedProcess:
+class EndedProcess(Struct, frozen=True, kw_only=True):
     """Usage of an ended process since the previous sweep.
 
     `lived_s` is given when it came and went between two sweeps.
@@ -31,8 +31,7 @@ class EndedProcess:
     peak_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceReading:
+class InstanceReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A MIG instance of a GPU. NVML reports its memory and processes, but no utilisation."""
 
     gpu_uuid: str
@@ -43,8 +42,7 @@ class InstanceReading:
     memory_used_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallCost:
+class CallCost(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cost of one call of the driver: times of the newest calls, in milliseconds.
 
     `every`: asked at each so many sweeps; more than 1 while it is slow. `count` and `errors` are
@@ -59,8 +57,7 @@ class CallCost:
     every: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMark:
+class GpuMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Up to where a GPU's processes have been counted, in the driver's own clock and counters.
 
     `cursor_us` is the greatest timestamp that the driver gave, `age_s` how long ago that was;
@@ -79,8 +76,7 @@ class GpuMark:
     names_clients: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuProcess:
+class CpuProcess(Struct, frozen=True, kw_only=True):
     """cpu_s: in all since it started. user None = an account without a name."""
 
     pid: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +14,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.api import ListFilters, posted_text, viewer_of
 from monitor.facts import incidents as rules
@@ -75,8 +76,7 @@ WORST_FIRST = models.Case(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentFilters(ListFilters):
+class IncidentFilters(ListFilters, frozen=True):
     """Filters of the page of incidents."""
 
     state: str = "open"
@@ -101,8 +101,7 @@ class IncidentFilters(ListFilters):
         return self.is_set("rule", "person", "gpu", "range")
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentRow:
+class IncidentRow(Struct, frozen=True):
     """An incident as one viewer sees it. `opens`: the viewer may open its page.
 
     worst: the part of it that is described; `facets`: the others.
@@ -128,8 +127,7 @@ class IncidentRow:
         return self.worst.text.removeprefix(f"{self.title}: ")
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentTable:
+class IncidentTable(Struct, frozen=True):
     lines: list[IncidentRow]
     newer: str | None
     older: str | None
@@ -501,8 +499,7 @@ MAILS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseRow:
+class ResponseRow(Struct, frozen=True):
     """A step or a mail. `shape` and `state` are its badge. `until`: when it was reverted."""
 
     at: datetime

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Avg, Count, F, Max, Q, QuerySet, Sum
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.answers import fact_from
 from monitor.facts.claims import ClaimFact
@@ -148,8 +149,7 @@ def _exemptions() -> QuerySet[Exemption]:
     return Exemption.objects.order_by("id")
 
 
-@dataclass(frozen=True, slots=True)
-class RecentUsage:
+class RecentUsage(Struct, frozen=True):
     """Total use of each recent process of its GPU; `gone`: processes that have ended."""
 
     totals: dict[Key, Total]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from monitor.facts import incidents as rules
 from monitor.facts.formats import duration, gib, percent, sig3, use_of
@@ -141,8 +142,7 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentSummary:
+class IncidentSummary(Struct, frozen=True):
     """The text and the advice for the owner of an incident."""
 
     text: str

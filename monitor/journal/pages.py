@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, ClassVar
 from zlib import crc32
@@ -13,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 from monitor.api import ListFilters, viewer_of
 from monitor.journal.facts import EVENTS, event_kinds, label
@@ -27,8 +27,7 @@ NUMBER = re.compile(r"[0-9]+")
 SEVERITIES = {"": "All", "warning": "Warnings", "error": "Errors"}
 
 
-@dataclass(frozen=True, slots=True)
-class EventFilters(ListFilters):
+class EventFilters(ListFilters, frozen=True):
     """Filters of the page of events."""
 
     # The events of a batch become few lines, so a page has many events.
@@ -74,8 +73,7 @@ class EventFilters(ListFilters):
         return _at(begin), _at(end)
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
+class EventRow(Struct, frozen=True):
     """An event as one viewer may read it, with the GPU's index instead of its UUID."""
 
     event: Event
@@ -84,8 +82,7 @@ class EventRow:
     gpu: str
 
 
-@dataclass(frozen=True, slots=True)
-class EventGroup:
+class EventGroup(Struct, frozen=True):
     """Events that differ in their numbers only, such as the jobs of a batch; the newest first."""
 
     key: str
@@ -100,8 +97,7 @@ class EventGroup:
         return self.rows[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class EventTable:
+class EventTable(Struct, frozen=True):
     """A page of lines. `live`: new events may appear at its top."""
 
     lines: list[EventGroup]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 from monitor.facts.readings import Snapshot
 from monitor.facts.usage import CallCost
@@ -68,23 +68,20 @@ def switched_off(request: HttpRequest, **names: object) -> HttpResponse:
     raise Http404(SWITCHED_OFF)
 
 
-@dataclass(frozen=True, slots=True)
-class LoopRow:
+class LoopRow(Struct, frozen=True):
     lease: Lease
     task: str
     shape: str
     word: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChildRow:
+class ChildRow(Struct, frozen=True):
     child: ChildState
     task: str
     since_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Struct, frozen=True):
     kind: str
     size_bytes: int | None
     free_bytes: int
@@ -94,8 +91,7 @@ class Storage:
         return self.free_bytes < LEAST_FREE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class DriverCalls:
+class DriverCalls(Struct, frozen=True):
     """Durations of NVML calls on one host: the calls with the highest total time."""
 
     host: str
@@ -104,8 +100,7 @@ class DriverCalls:
     dropped: int
 
 
-@dataclass(frozen=True, slots=True)
-class StatusPage:
+class StatusPage(Struct, frozen=True):
     verdict: str
     shape: str
     loops: Sequence[LoopRow]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
 
 LOOPS = ("sampler", "controller", "scheduler")
 # A busy host or a hand-over may cause shorter pauses.
@@ -21,8 +22,7 @@ class LoopState(StrEnum):
     STALE = "stale"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopFact:
+class LoopFact(Struct, frozen=True, kw_only=True):
     """A loop on one host, from its lease. `error` is None unless the newest tick failed."""
 
     loop: str

@@ -5,7 +5,6 @@ Times need `now` in the context: pages have it from the site's context, live par
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
@@ -16,6 +15,8 @@ from django.urls import resolve, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts import formats
 from monitor.facts.accounts import submitter
@@ -87,8 +88,7 @@ MORE_PAGES = (
 OPERATORS_PAGES = (("People", "people"), ("Set up", "setup"), ("Admin", "admin:index"))
 
 
-@dataclass(frozen=True, slots=True)
-class PageLink:
+class PageLink(Struct, frozen=True):
     """A page in the navigation. `current`: "page" on that page, "true" below its address."""
 
     label: str

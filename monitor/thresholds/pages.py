@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 from monitor.catalogue import PROFILE_WORDS
 from monitor.thresholds import rows
@@ -66,8 +66,7 @@ def _searched(name: str, title: str, about: str, setting: Setting) -> str:
     return " ".join(parts).lower()
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdRow:
+class ThresholdRow(Struct, frozen=True):
     """One threshold on the page: its setting, its form field, and the box that resets it."""
 
     setting: Setting

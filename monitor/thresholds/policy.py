@@ -6,11 +6,12 @@ import json
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from msgspec import Struct, field
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -21,8 +22,7 @@ SHIPPED, FILE, OPERATORS = "shipped", "gpucoord.toml", "changed here"
 Tables = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class Threshold(Struct, frozen=True, kw_only=True):
     """One field of a policy. A value of None means no limit; `optional` says whether it may be."""
 
     name: str
@@ -148,16 +148,14 @@ def usable(policy_type: type[Any], values: Mapping[str, object]) -> dict[str, An
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """Values of all policies that one source sets; `origin` names it."""
 
     origin: str
     tables: Tables
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """A threshold, its value in force and its origin.
 
     `below`: the value without the last layer. changed_here: by the last layer. `hosts`: values for

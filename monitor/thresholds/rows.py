@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
+from msgspec.structs import replace
 
 from monitor.facts.thresholds import BY_OPERATORS, IN_SETTINGS, retired, sentence
 from monitor.journal.rows import audit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+
+from msgspec import Struct
 
 from scheduler.facts.jobs import Dependency, Requirement
 
@@ -11,8 +12,7 @@ from scheduler.facts.jobs import Dependency, Requirement
 Spans = tuple[tuple[datetime, datetime], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedJob:
+class RecordedJob(Struct, frozen=True, kw_only=True):
     """A job of the past with its run time: the time that all its attempts held GPUs.
 
     started_at: its first placement; None = it still waits. is_assumed: it has not ended, and
@@ -44,8 +44,7 @@ class RecordedJob:
         return self.submitted_at if self.begin_at is None else max(self.submitted_at, self.begin_at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityGpu:
+class CapacityGpu(Struct, frozen=True, kw_only=True):
     """A GPU of a host as it is today. memory_bytes, capability, power: None = unknown."""
 
     uuid: str
@@ -57,8 +56,7 @@ class CapacityGpu:
     power: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHourFigures:
+class GpuHourFigures(Struct, frozen=True, kw_only=True):
     """Means of one hour of one GPU. t: epoch seconds. joules: energy of the measured seconds."""
 
     gpu_uuid: str
@@ -68,8 +66,7 @@ class GpuHourFigures:
     joules: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Percentiles:
+class Percentiles(Struct, frozen=True, kw_only=True):
     """Nearest ranks of `count` hours; a rank that needs more hours is None."""
 
     count: int = 0
@@ -78,8 +75,7 @@ class Percentiles:
     p95: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Struct, frozen=True, kw_only=True):
     """One figure over time. by_hour: 168 entries, Monday 00:00 first. by_month: "2026-03" first."""
 
     whole: Percentiles
@@ -87,8 +83,7 @@ class Profile:
     by_month: tuple[tuple[str, Percentiles], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProfile:
+class GpuProfile(Struct, frozen=True, kw_only=True):
     """Utilisation in % and memory in bytes of one GPU, its idle hours and their energy.
 
     idle_hours: hours with a known mean utilisation below the idle limit, of known_hours.
@@ -103,8 +98,7 @@ class GpuProfile:
     idle_kwh: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemandHour:
+class DemandHour(Struct, frozen=True, kw_only=True):
     """One hour of a host, in GPUs. t: epoch seconds.
 
     demand: GPUs that work would have used if each job had started at once. waiting: GPUs that
@@ -116,8 +110,7 @@ class DemandHour:
     waiting: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Struct, frozen=True, kw_only=True):
     """Mean daily demand in GPUs as a straight line with an 80 % prediction interval.
 
     points: (day, low, middle, high), one a week. reached: the days on which the upper bound, the
@@ -134,8 +127,7 @@ class Forecast:
     latest: date | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayFigures:
+class ReplayFigures(Struct, frozen=True, kw_only=True):
     """Waits of replayed or recorded jobs in seconds. None = no such jobs.
 
     never: jobs that these GPUs can never start. waited_gpu_hours: GPUs × waiting time.
@@ -148,8 +140,7 @@ class ReplayFigures:
     never: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(Struct, frozen=True, kw_only=True):
     """Other hardware, and the replay with it; figures None = stopped at the time limit.
 
     slowest: the same if work on a part of a GPU takes longer in proportion to its compute slices.

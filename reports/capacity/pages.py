@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
+from msgspec import Struct
 
 from monitor.facts.formats import GIB, sig3
 from monitor.thresholds import rows as thresholds
@@ -32,8 +32,7 @@ LEVELS = 5
 WEEK_H = 7 * 24
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """One hour of the week. level: 0 to 5, "unknown" without enough hours."""
 
     level: str
@@ -41,8 +40,7 @@ class Cell:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankLine:
+class RankLine(Struct, frozen=True):
     """Percentiles of one row of a table, as text."""
 
     label: str
@@ -52,8 +50,7 @@ class RankLine:
     p95: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastChart:
+class ForecastChart(Struct, frozen=True):
     """SVG geometry in plot units, 1000 × 100; ticks: (percent of the width, label)."""
 
     history: str
@@ -159,8 +156,7 @@ def _top(profile: Mapping[str, Any], scale: float) -> float:
     return charts.nice_ceiling(max(medians, default=0.0) / scale)
 
 
-@dataclass(frozen=True, slots=True)
-class WeekZone:
+class WeekZone(Struct, frozen=True):
     """The zone of the hours of a week. shift_h: its hours ahead of the server's zone."""
 
     name: str

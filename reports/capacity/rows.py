@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
 from django.conf import settings
 from django.db.models import Q, Sum
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.readings import Health
 from monitor.gpus.policy import capability
@@ -45,8 +46,7 @@ _JOB_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedWork:
+class RecordedWork(Struct, frozen=True, kw_only=True):
     """The jobs of a host since `since`. left_out: jobs that never ran, so no run time is known.
 
     without_run_time: those of them that still wait. ends: when each job ended that has.

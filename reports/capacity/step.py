@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from datetime import date, datetime, timedelta, tzinfo
 from time import monotonic
 from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import asdict, replace
 
 from monitor.thresholds import rows as thresholds
 from reports.capacity import rows
@@ -152,7 +154,7 @@ def _replays(
     replayed = replay(given, gpus, deadline) if counted else None
     body["replayed"] = _figures(replayed)
     body["alternatives"] = [
-        asdict(_alternative(change, given, current, now, deadline, is_replayed=bool(replayed)))
+        to_builtins(_alternative(change, given, current, now, deadline, is_replayed=bool(replayed)))
         for change in changes(gpus)
     ]
     return body

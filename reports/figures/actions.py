@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from threading import BoundedSemaphore
 from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import Group, User
 from django.db.models import Q
+from msgspec.structs import replace
 
 from monitor.facts.formats import in_zone, sig3
 from monitor.incidents import rows as incident_rows

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct, field
+
 
 # The period and the scope of a report.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Period:
+class Period(Struct, frozen=True, kw_only=True):
     """From `since` up to but not including `until`, both in UTC and on whole minutes.
 
     name: "24h", "day", "custom"; label: "Last 24 hours"; zone: IANA name of the calendar's zone.
@@ -39,8 +39,7 @@ class ScopeKind(StrEnum):
     HOST = "host"
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """Subject of a report. `name` is "" for everything."""
 
     kind: ScopeKind = ScopeKind.ALL
@@ -68,8 +67,7 @@ YARDSTICKS: tuple[tuple[str, float], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHours:
+class GpuHours(Struct, frozen=True, kw_only=True):
     """capacity = used + idle_held + booked_empty + free + unknown.
 
     used: computing. idle_held: a process is there and the GPU does nothing. booked_empty: a job
@@ -104,8 +102,7 @@ class GpuHours:
         return abs(self.parts - self.capacity) <= 0.001 * max(self.capacity, 1e-9)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(Struct, frozen=True, kw_only=True):
     """None: the price or the grid intensity is not set, or the energy is unknown."""
 
     energy: float | None = None
@@ -115,8 +112,7 @@ class Costs:
     currency: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Struct, frozen=True, kw_only=True):
     """Of all GPUs of the scope. `people`: the part that the users of the report have.
 
     waited_hours: job-hours in the queue. waited_idle_hours: those during which GPUs were held
@@ -154,8 +150,7 @@ class Totals:
         return 100 - idle - empty, idle, empty
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RightSize:
+class RightSize(Struct, frozen=True, kw_only=True):
     """Largest request of a user's finished jobs, their use, and the request that would do.
 
     gpus_used: mean GPUs in use of the jobs; a job's own peak counts for memory.
@@ -171,8 +166,7 @@ class RightSize:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrendPoint:
+class TrendPoint(Struct, frozen=True, kw_only=True):
     """One of the periods before, oldest first. efficiency: 0 to 1."""
 
     since: datetime
@@ -180,8 +174,7 @@ class TrendPoint:
     efficiency: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingFact:
+class FindingFact(Struct, frozen=True, kw_only=True):
     """An incident of the user, with the address of its evidence."""
 
     incident: int
@@ -195,8 +188,7 @@ class FindingFact:
     user: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserFigures:
+class UserFigures(Struct, frozen=True, kw_only=True):
     """One user. `user` None: the owner is unknown. name: as the viewer may see it.
 
     held = used + idle_held + booked_empty + unknown: the user's part of the GPUs' time. Unused
@@ -232,8 +224,7 @@ class UserFigures:
     further_findings: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
+class Violation(Struct, frozen=True, kw_only=True):
     """A process outside the queue that used a GPU heavily; of `heavy_use`, without harm to others.
 
     hours: at more than `above_pct` of a GPU; of a violation, while its owner was above the
@@ -256,8 +247,7 @@ class Violation:
     is_anonymous: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True, kw_only=True):
     """Advice for a finding. kind: contact, quota, window, right_size."""
 
     kind: str
@@ -265,8 +255,7 @@ class Recommendation:
     user: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFigures:
+class QueueFigures(Struct, frozen=True, kw_only=True):
     """Waits of the jobs of a class that started or still wait. Seconds; None: no job."""
 
     job_class: str
@@ -277,8 +266,7 @@ class QueueFigures:
     blocker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockerFigures:
+class BlockerFigures(Struct, frozen=True, kw_only=True):
     """Waits of the jobs that waited for this blocker longest. Seconds, and job-hours."""
 
     blocker: str
@@ -288,8 +276,7 @@ class BlockerFigures:
     waited_hours: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleCount:
+class RuleCount(Struct, frozen=True, kw_only=True):
     rule: str
     title: str
     incidents: int
@@ -297,8 +284,7 @@ class RuleCount:
     waited_hours: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Struct, frozen=True, kw_only=True):
     """Measures of gpucoord. Hours of wall time, of the host with most."""
 
     defensive_hours: float = 0.0
@@ -308,8 +294,7 @@ class Operation:
     evictions: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
+class Occupancy(Struct, frozen=True, kw_only=True):
     """One user's time on a GPU as the timeline draws it; used_pct None: unknown."""
 
     since: int
@@ -319,8 +304,7 @@ class Occupancy:
     is_anonymous: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFigures:
+class GpuFigures(Struct, frozen=True, kw_only=True):
     """One GPU. `marks`: (begin, title) of its incidents."""
 
     uuid: str
@@ -331,14 +315,12 @@ class GpuFigures:
     marks: tuple[tuple[int, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatternFact:
+class PatternFact(Struct, frozen=True, kw_only=True):
     user: str | None
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     """A table of a report. `head` has units; cells are texts, numbers or None for unknown."""
 
     key: str
@@ -348,8 +330,7 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """All figures of a report. heat: 7 x 24 used percent by weekday and hour of the zone.
 
     waits: (begin of an hour or day, job-hours waited). sections: of further subjects.

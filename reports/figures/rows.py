@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
@@ -15,6 +14,7 @@ from django.contrib.auth.models import User
 from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 from django.urls import reverse
+from msgspec import Struct
 
 from monitor.facts import incidents as rule_facts
 from monitor.models import (
@@ -396,8 +396,7 @@ def _used_by_jobs(
     return used
 
 
-@dataclass(slots=True)
-class Incidents:
+class Incidents(Struct):
     """Incidents of the period: the longest findings and over-use by user, counts by rule.
 
     further: how many findings of a user are left out. open: those that go on at the end.

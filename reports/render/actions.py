@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from django.http import HttpResponse
 from django.template.loader import render_to_string
 from django.utils.safestring import mark_safe
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.journal.rows import audit
 from monitor.owners.accounts.policy import Look, next_look
@@ -87,8 +88,7 @@ def render(report: Report, format: str, cover: Cover | None = None) -> bytes:
     return _RENDERERS[format](report)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MailFrame:
+class MailFrame(Struct, frozen=True, kw_only=True):
     """The words of a mail before and after the report.
 
     link: to the stored report. reason: why the receiver gets the mail. opt_out: where it is turned

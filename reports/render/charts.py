@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
 from itertools import pairwise
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from monitor.owners.accounts.policy import LINES, Look
 from monitor.usage.history.charts import nice_ceiling
@@ -43,8 +44,7 @@ Place = Callable[[float], float]
 Looks = Mapping[str, Look]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """A chart. `table`: the key of the table with its figures."""
 
     key: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -17,6 +16,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.facts.incidents import IDLE_HELD
 from monitor.incidents.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants

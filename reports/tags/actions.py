@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from django.db.models import F, Q
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce
+from msgspec import Struct, field
 
 from reports.figures.facts import Period
 from reports.render import engines
@@ -19,8 +19,7 @@ from scheduler.models import Attempt, Job
 # GPU-hours of jobs by the value of a tag, such as the project.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedAttempt:
+class TaggedAttempt(Struct, frozen=True, kw_only=True):
     """An attempt of a job with the tag. sm_s: GPU-seconds used; None = not known (yet)."""
 
     value: str
@@ -32,8 +31,7 @@ class TaggedAttempt:
     sm_s: float | None
 
 
-@dataclass(slots=True)
-class TagUse:
+class TagUse(Struct):
     """Sums of one value. used_s: of the attempts with known use, which held known_s."""
 
     value: str

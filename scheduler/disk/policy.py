@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from msgspec import Struct
+
 from monitor.facts.formats import GIB
 from monitor.facts.hosts import FileSystemSpace
 from monitor.facts.input_rules import escaped
@@ -43,23 +45,20 @@ class FolderUse(StrEnum):
     CHECKPOINT = "checkpoint folder"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedFolder:
+class WatchedFolder(Struct, frozen=True):
     """A folder whose file system is watched. role: why, such as "data"."""
 
     path: str
     role: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSpace(FileSystemSpace):
+class DiskSpace(FileSystemSpace, frozen=True, kw_only=True):
     """The space of the file system of a watched folder. device: of the file system, "8:1"."""
 
     device: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullDisk:
+class FullDisk(Struct, frozen=True, kw_only=True):
     """A file system on which no job may write more. path: the watched folder on it.
 
     Both limits are passed: limit_pct of the use, and limit_bytes of the free space.
@@ -82,8 +81,7 @@ class CleanRule(StrEnum):
     DATA = "data on the sync target"
 
 
-@dataclass(frozen=True, slots=True)
-class CleanRoot:
+class CleanRoot(Struct, frozen=True):
     """A folder in which files may be deleted.
 
     within: only below folders of this name; "" = everywhere. of_jobs: it has a folder of each job.
@@ -95,8 +93,7 @@ class CleanRoot:
     of_jobs: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
+class FileEntry(Struct, frozen=True, kw_only=True):
     """A regular file as it was found; a file that differs later has changed.
 
     parts: folders and name below the root. disk_bytes: what its deletion frees.
@@ -122,8 +119,7 @@ class FileEntry:
         return escaped(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A file that may be deleted; needs_copy: not before its copy is verified."""
 
     rule: CleanRule

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any
 
 from django.conf import settings
 from django.db.models import QuerySet
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.hosts import HostFact
 from monitor.facts.readings import Snapshot
@@ -62,8 +64,7 @@ ENGINES_FOR = timedelta(seconds=30)
 GONE_AFTER = timedelta(seconds=60)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanInput:
+class PlanInput(Struct, frozen=True):
     """The input of one planning pass."""
 
     queue: list[QueuedJob]
@@ -88,8 +89,7 @@ def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCache:
+class QueueCache(Struct, frozen=True):
     """The waiting jobs as they were at `at`."""
 
     jobs: dict[int, QueuedJob]
@@ -100,8 +100,7 @@ class QueueCache:
         return len(self.jobs) > LONG and timedelta() <= now - self.at < QUEUE_FOR
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """The host takes no jobs; has_others: another host in contact does."""
 
     blocker: Blocker
@@ -142,7 +141,7 @@ class HostGate:
             self.elsewhere = frozenset()
         if state is None:
             return here
-        return [replace(job, waits=(*job.waits, state.blocker)) for job in here]
+        return [dataclasses.replace(job, waits=(*job.waits, state.blocker)) for job in here]
 
     def is_closed(self) -> bool:
         """Whether an operator has drained or disabled the host, without the delay of the cache."""
@@ -336,7 +335,9 @@ def _on_named_gpus(queue: list[QueuedJob]) -> list[QueuedJob]:
     named = on_gpus_of(of_models) if of_models and on_gpus_of else {}
     return (
         [
-            replace(job, requirement=replace(job.requirement, among=named[job.id]))
+            dataclasses.replace(
+                job, requirement=dataclasses.replace(job.requirement, among=named[job.id])
+            )
             if job.id in named
             else job
             for job in queue

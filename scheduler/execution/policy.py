@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from msgspec import Struct
+
 from monitor.facts.formats import GIB
 from monitor.facts.readings import HostReading
 from monitor.facts.thresholds import percent, threshold
@@ -159,8 +161,7 @@ class Claimant(StrEnum):
     GIVEN_UP = "given up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptState:
+class AttemptState(Struct, frozen=True, kw_only=True):
     """State of an attempt. `is_recorded`: its row has the identity of its processes."""
 
     state: JobState
@@ -292,8 +293,7 @@ _BAR = re.compile(rb":[ \t]{0,4}(\d{1,3})%\|")
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)\s*(?:(%)|/\s*(\d{1,9}))?(?=\s|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """fraction: 0 to 1."""
 
     fraction: float

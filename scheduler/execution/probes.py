@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
+from msgspec import Struct
+
 from scheduler.execution.policy import PERIOD_S, BoundsPolicy
 from scheduler.jobs.lifecycle.probes import CHUNK, LogPiece
 from scheduler.runner.confine.host_probe import CgroupParent
@@ -18,8 +20,7 @@ from scheduler.runner.confine.host_probe import CgroupParent
 KINDS = {"v1": "cgroup version 1", "v2": "cgroup version 2", "systemd": "a scope of systemd"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capability:
+class Capability(Struct, frozen=True, kw_only=True):
     """An isolation feature. active: jobs use it."""
 
     name: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 # Which model a name means. Every door asks here: endpoint, prompts, REST, pages.
 #
@@ -121,8 +122,7 @@ class PredictionMode(StrEnum):
     AUTOMATIC = "automatic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceFact:
+class ServiceFact(Struct, frozen=True, kw_only=True):
     """A model service, as input of the policies. Durations in seconds.
 
     wanted_at: a request came last then that no instance could take; None = there was none.
@@ -158,8 +158,7 @@ class ServiceFact:
         return max(self.min_instances, min(self.predicted, self.max_instances))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceFact:
+class InstanceFact(Struct, frozen=True, kw_only=True):
     """An instance that has not ended, as input of the policies.
 
     job_id: the job that runs it. in_flight: requests that it answers now. started_boot_at: when its
@@ -256,8 +255,7 @@ MOST_ATTEMPTS = 3
 MOST_RESTARTS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class Instance(Struct, frozen=True, kw_only=True):
     """An instance of a model service, as the assignment sees it.
 
     is_ready: takes requests. is_booting: will take requests. wakes: from sleep. ready_in_s:
@@ -276,8 +274,7 @@ class Instance:
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class Service(Struct, frozen=True, kw_only=True):
     """A model service. concurrency: requests of one instance at a time. problem: why its last
     start failed; "" = it did not. batch: the batch that has its GPUs in exclusive mode.
     elsewhere: where it runs, as only other hosts have ready instances; "" = here. endpoints: of
@@ -300,8 +297,7 @@ class Service:
         return tuple(instance for instance in self.instances if instance.is_ready)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """A prompt or a request of the endpoint that waits for an instance.
 
     since_s: when it came, in seconds of any clock. tried: instances that failed with it.
@@ -326,8 +322,7 @@ class WaitCode(StrEnum):
     MODEL_ELSEWHERE = "model_on_other_host"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(Struct, frozen=True, kw_only=True):
     """Why a request waits. position: its place in the queue of its model, from 1."""
 
     code: WaitCode
@@ -338,16 +333,14 @@ class Wait:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """A request that an instance takes now."""
 
     request: Request
     instance: Instance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Struct, frozen=True, kw_only=True):
     """Decision about a request: start it, or let it wait; `boots`: start another instance."""
 
     instance: Instance | None = None
@@ -359,8 +352,7 @@ class Assignment:
 Deficits = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """Answer of a model. None = the server did not report it."""
 
     text: str = ""
@@ -368,8 +360,7 @@ class Answer:
     completion_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewPrompt:
+class NewPrompt(Struct, frozen=True, kw_only=True):
     """A prompt as its user sends it. messages: roles and texts, in their order."""
 
     model: str
@@ -379,8 +370,7 @@ class NewPrompt:
     parameters: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DayUse:
+class DayUse(Struct, frozen=True):
     """Requests and tokens of a user since the start of the day."""
 
     requests: int = 0

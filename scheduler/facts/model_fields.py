@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from monitor.facts.answers import AnswerField
 from monitor.facts.input_rules import character_problem
@@ -37,8 +38,7 @@ LONGEST_BOOT_S = 86_400
 NO_PORT = "Write {port} where the program expects its port, such as --port {port}."
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Struct, frozen=True):
     """A command to start from; SOURCE stands for the model's file or name."""
 
     command: str
@@ -175,8 +175,7 @@ PredictionName = Literal["off", "suggest", "automatic"]
 RoleName = Literal["brain_primary", "brain_secondary", "worker_or_script"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelField:
+class ModelField(Struct, frozen=True):
     """A column that operators set.
 
     json: its type in requests. help: for all doors, json_help: for requests alone. name: in
@@ -189,7 +188,6 @@ class ModelField:
     json: Any
     title: str
     help: str = ""
-    _: KW_ONLY
     json_help: str = ""
     name: str = ""
     read: Callable[[Any], Any] | None = None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import Ends, PriorityClass, QueuedJob, Requirement, RunTime
 from scheduler.facts.people import UserAccount, Window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Struct, frozen=True, kw_only=True):
     """A process that holds memory on a GPU and is not a job. memory_bytes: None = unknown.
 
     user: its owner, "" = unknown. pid: None = unknown, or a job's process.
@@ -26,8 +26,7 @@ class Holder:
     pid: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(Struct, frozen=True, kw_only=True):
     """A GPU as input of the planner: free resources after foreign processes and claims.
 
     free_bytes: None = unknown, so no shared job may be placed on it. memory_unsupported: because
@@ -77,15 +76,6 @@ class Slot:
         """Memory reserved by each of `jobs`, in their order; 0 = unknown."""
         return (*self.held_bytes, *[0] * (len(self.jobs) - len(self.held_bytes)))
 
-    def changed(self, **changes: Any) -> Slot:
-        """As `dataclasses.replace`, in a third of its time: plans change GPUs very often."""
-        copy = object.__new__(Slot)
-        for name, value in zip(_SLOT_FIELDS, _slot_values(self), strict=True):
-            _set(copy, name, value)
-        for name, value in changes.items():
-            _set(copy, name, value)
-        return copy
-
     def without(self, job_ids: Collection[int]) -> Slot:
         """The GPU after these jobs have left it.
 
@@ -97,7 +87,8 @@ class Slot:
         if len(stay) == len(pairs):
             return self
         is_ramping = self.ramping is not None and self.ramping not in job_ids
-        return self.changed(
+        return replace(
+            self,
             free_bytes=self._free_beside(pairs, stay),
             jobs=tuple(job for job, _ in stay),
             held_bytes=tuple(held_bytes for _, held_bytes in stay),
@@ -114,8 +105,8 @@ class Slot:
         free = None if self.free_bytes is None else self.free_bytes + freed
         stay = tuple(holder for holder in self.foreign if not leaves(holder))
         if stay or free is None:
-            return self.changed(free_bytes=free, foreign=stay)
-        return self.changed(free_bytes=free + self.growth_bytes, foreign=stay, growth_bytes=0)
+            return replace(self, free_bytes=free, foreign=stay)
+        return replace(self, free_bytes=free + self.growth_bytes, foreign=stay, growth_bytes=0)
 
     def _free_beside(
         self, before: Iterable[tuple[int, int]], stay: Iterable[tuple[int, int]]
@@ -131,13 +122,7 @@ class Slot:
         return max(0, min(free, self.total_bytes - others - reserved))
 
 
-_SLOT_FIELDS = tuple(each.name for each in fields(Slot))
-_slot_values = attrgetter(*_SLOT_FIELDS)
-_set = object.__setattr__
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningJob:
+class RunningJob(Struct, frozen=True, kw_only=True):
     """A placed job that has not ended. lasts, typical, expected: as of QueuedJob.
 
     ends: its stored expected end; None = nothing is known of it, or it has just started.
@@ -167,8 +152,7 @@ class RunningJob:
         return None if self.lasts is None else self.started_at + self.lasts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throttle:
+class Throttle(Struct, frozen=True, kw_only=True):
     """Limits on starts, set by the controller.
 
     closed: blockers of a class (backpressure). closed_gpus: blockers of a class on a GPU, by UUID.
@@ -226,8 +210,7 @@ class LoadedModels(Protocol):
         """When each may leave at the earliest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
+class Slots(Struct, frozen=True, kw_only=True):
     """Resources of a host. blocker: why no job may start on its GPUs.
 
     cpu_jobs: number of jobs without a GPU that have not ended. people: accounts by user name; a
@@ -250,8 +233,7 @@ class Slots:
     coming: tuple[QueuedJob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPolicy:
+class PlanPolicy(Struct, frozen=True, kw_only=True):
     """The planner's thresholds.
 
     `margin_bytes` of each GPU stay free. A shared job that declares no memory needs
@@ -269,8 +251,7 @@ class PlanPolicy:
     host_cpus: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """The GPUs that a job gets.
 
     requirement: what the job requested when it was planned; None = not compared at the commit.
@@ -282,8 +263,7 @@ class Placement:
     requirement: Requirement | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Yield:
+class Yield(Struct, frozen=True, kw_only=True):
     """A request to a running job to leave its GPUs. for_job: the job that needs them.
 
     gpu_uuids: the GPUs that are then reserved for that job. counts: towards the limit of requeues.
@@ -302,8 +282,7 @@ class Yield:
     spares_young: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """The result of a planning pass; every job of the queue is placed or has blockers.
 
     preemptions: for a job of the queue. evictions: for the GPU's owner, or a window's end.

@@ -6,13 +6,14 @@ Values that change rarely are read every few seconds, and running jobs at each c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
 from math import inf
 
 from django.db.models import Count, Exists, OuterRef, Q
 from django.utils import timezone
+from msgspec import Struct, field
 
 from monitor.runtime.policy import TimedCache
 from monitor.thresholds import rows as thresholds
@@ -35,8 +36,7 @@ def no_run_time(_owner: str, _name: str) -> None:
     """Where no history is at hand."""
 
 
-@dataclass(slots=True)
-class UsageToday:
+class UsageToday(Struct):
     """A user's usage on all hosts. coverage: the part of the time with known use."""
 
     usage: float = 0.0
@@ -45,8 +45,7 @@ class UsageToday:
     owed_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Running:
+class Running(Struct):
     """Holdings of a user's jobs. lasts: (GPUs, remaining time) of each job."""
 
     gpus: int = 0

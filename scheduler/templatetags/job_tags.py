@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django import template
@@ -13,6 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
+from msgspec import Struct
 
 from monitor.facts.formats import UNKNOWN, duration, part, shortest_size, sig3
 from monitor.facts.input_rules import escaped_json, escaped_lines
@@ -40,8 +40,7 @@ ANSI_OFF[49] = {*range(40, 48), *range(100, 108)}
 ANSI_KNOWN = {1, 2, 3, 4} | ANSI_OFF[39] | ANSI_OFF[49]
 
 
-@dataclass(frozen=True, slots=True)
-class AnsiState:
+class AnsiState(Struct, frozen=True):
     """The attributes that are on, as numbers of SGR. Only the 16 basic colours are known."""
 
     on: frozenset[int] = frozenset()

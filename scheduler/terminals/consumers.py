@@ -14,7 +14,6 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import DatabaseError
 from django.utils import timezone
+from msgspec import Struct
 
 from monitor.facts import input_rules
 from monitor.facts.accounts import TokenScope, scopes_of
@@ -66,8 +66,7 @@ LISTENS_WITHIN_S, TRY_AGAIN_S = 20.0, 0.1
 AT_ONCE, PER_S = 2000, 500
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The socket of a job's terminal, and the account of the process that listens."""
 
     job_id: int
@@ -76,8 +75,7 @@ class Target:
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
+class Login(Struct, frozen=True):
     """How the socket was opened. token: "" = by a session. expires_at: of the token."""
 
     user: User

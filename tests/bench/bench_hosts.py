@@ -41,10 +41,9 @@ def main() -> int:
 
 
 def simulated_samplers(number: int) -> list[Any]:
-    from dataclasses import replace
-
     from django.db import transaction
     from django.utils import timezone
+    from msgspec.structs import replace
 
     from monitor.facts.hosts import JoiningHost
     from monitor.facts.readings import GpuSweep

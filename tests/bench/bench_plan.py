@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount

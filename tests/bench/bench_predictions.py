@@ -12,13 +12,16 @@ one with late run times.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import exp, log
 from statistics import median
+
+from msgspec.structs import replace
 
 from scheduler.execution.policy import Progress, run_time
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement, RunTime
@@ -133,7 +136,7 @@ def recording(
         if not mixed:
             return made
         priority = chance.choice((1, 3, 3, 3, 5))
-        return replace(
+        return dataclasses.replace(
             made, priority=priority, preemptible=priority == 1, reports=chance.random() < 0.5
         )
 
@@ -391,7 +394,9 @@ def _drawn_starts(
     running = tuple(replace(job, ends=end(job)) for job in slots.running)
     world, rules = replace(slots, running=running), PlannerThresholds()
     jobs = [
-        replace(job, expected=job.expected and RunTime(took := drawn(job.expected), took))
+        dataclasses.replace(
+            job, expected=job.expected and RunTime(took := drawn(job.expected), took)
+        )
         for job in queue
     ]
     made = place(jobs, world, policy, now, rules)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact, Demand
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
@@ -32,7 +35,9 @@ Happening = tuple[float, str, str]
 def policies(**changes: object) -> IncidentPolicies:
     """The defaults with some fields changed, of whichever policy has them."""
     made = [
-        replace(kind(), **{k: v for k, v in changes.items() if k in kind.__dataclass_fields__})
+        dataclasses.replace(
+            kind(), **{k: v for k, v in changes.items() if k in kind.__dataclass_fields__}
+        )
         for kind in (GpuTimePolicy, MemoryPolicy, BookingPolicy)
     ]
     hogs, memory, claims = made

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import ProcessReading, Snapshot

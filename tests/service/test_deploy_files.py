@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import yaml
 from django.test import Client
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import Condition, HealthReading, Xid
 from monitor.facts.readings import DiskReading, Pressure

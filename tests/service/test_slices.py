@@ -4,7 +4,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 from django_q.models import OrmQ
+from msgspec.structs import replace
 
 from gpucoord_site.service import lifeline, loops, slices, watchdog
 from gpucoord_site.service.loops import Loop

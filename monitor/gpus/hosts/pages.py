@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from django.contrib import messages
@@ -12,6 +11,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
+from msgspec import Struct
 
 from monitor.api import posted_text, viewer_of
 from monitor.facts.hosts import HostFact, HostState
@@ -25,8 +25,7 @@ DONE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class HostRow:
+class HostRow(Struct, frozen=True):
     """A host on the page; silent_since None: it is in contact, or has never been."""
 
     host: HostFact

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import floor
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.hosts import Limits, LimitSource
 from monitor.facts.readings import GpuReading, HostReading, ProcessReading
@@ -52,8 +54,7 @@ _GENERATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
+class Capability(Struct, frozen=True):
     """None = unknown.
 
     `power_estimated`: computed from cores and clock, because the model is not in the table.

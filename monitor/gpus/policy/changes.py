@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import GpuReading, GpuSweep, Health, ProcessReading, Snapshot
@@ -23,8 +25,7 @@ FLOOD_LIMIT, FLOOD_WINDOW = 5, timedelta(minutes=10)
 TOGETHER = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Struct, frozen=True, kw_only=True):
     """An event that is not stored yet."""
 
     kind: str
@@ -207,8 +208,7 @@ def _forgotten(old: GpuReading, now: datetime) -> bool:
 # Division of GPU use between jobs of gpucoord and all other processes.
 
 
-@dataclass(frozen=True, slots=True)
-class UseSplit:
+class UseSplit(Struct, frozen=True):
     """Percent of a GPU's time, or of all GPUs of a host. None = unknown, 0 = known idle."""
 
     jobs_pct: float | None

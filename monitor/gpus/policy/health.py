@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import log10
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import Ailment, Condition, HealthReading, Xid
@@ -72,16 +75,14 @@ _ORDER = list(Condition)
 FAILING_FOR = timedelta(minutes=1)
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionChange:
+class ConditionChange(Struct, frozen=True):
     """A GPU whose condition changed; `old` None: it is new."""
 
     reading: GpuReading
     old: GpuReading | None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkup:
+class Checkup(Struct, frozen=True):
     """All GPUs of a sweep with their conditions, and the health readings."""
 
     gpus: tuple[GpuReading, ...]

@@ -8,10 +8,13 @@ memory that lasts long enough is learned as their baseline, and memory above it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.accounts import is_person
 from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
@@ -212,8 +215,7 @@ def move(state: Presence, sign: Sign, lasted_s: float, policy: PresencePolicy) -
     return following if lasted_s >= wait(policy) else state
 
 
-@dataclass(frozen=True, slots=True)
-class PresenceFinding:
+class PresenceFinding(Struct, frozen=True):
     """The sign of one snapshot; `by`: the process with the strongest sign."""
 
     sign: Sign

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.claims import ASLEEP, JOB_KINDS, ClaimFact, ClaimKind
 from monitor.facts.gpu_states import (
@@ -36,8 +38,7 @@ _AFTER_BOOT = {
 LLM_BUSY_PCT = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class StateChange:
+class StateChange(Struct, frozen=True):
     """A change of a GPU from `old` to `reading`; `old` is None for a new GPU."""
 
     reading: GpuReading
@@ -48,8 +49,7 @@ class StateChange:
         return self.old.state if self.old else None
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(Struct, frozen=True):
     """Readings with their states, the changes, and texts about illegal transitions."""
 
     gpus: tuple[GpuReading, ...]
@@ -238,8 +238,7 @@ FORGET = timedelta(hours=1)
 RELEASE_WAIT = timedelta(seconds=5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cooling:
+class Cooling(Struct, frozen=True, kw_only=True):
     """The result of one sweep.
 
     Claims whose processes appeared, claims whose memory is free, GPUs to quarantine, and GPUs whose

@@ -8,10 +8,12 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from monitor.facts.gpu_fields import BOUNDS, HOST_BOUNDS, JUMPS, MOST_JOULES_PER_S, MOST_OVER_LIMIT
 from monitor.facts.readings import (
@@ -28,8 +30,7 @@ from monitor.facts.readings import (
 START_AFTER = timedelta(seconds=15)
 
 
-@dataclass(frozen=True, slots=True)
-class StartLine:
+class StartLine(Struct, frozen=True):
     """A log line with its stable name. more: its fields in JSON."""
 
     kind: str
@@ -248,17 +249,13 @@ def _usable_text(name: str, value: str) -> str | None:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
     """The names of the fields, and whether the value is required."""
-    return tuple(
-        (field.name, field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(kind)
-    )
+    return tuple((field.name, field.required) for field in fields(kind))
 
 
 ORDER = "CGM"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedProcess:
+class ListedProcess(Struct, frozen=True):
     """One line of one list: "C" compute, "G" graphics, "M" MPS. `instance`: its MIG instance."""
 
     kind: str
@@ -333,8 +330,7 @@ FIRST_ABSENCE, LONGEST_ABSENCE = timedelta(minutes=1), timedelta(hours=1)
 HANGS_KEPT, MOST_HANGS = timedelta(hours=6), 200
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(Struct, frozen=True):
     """A call that did not come back. gpu: what it was about, "" = the driver as a whole."""
 
     at: datetime

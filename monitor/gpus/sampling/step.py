@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Protocol
 
 from django.conf import settings
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, IllegalGpuTransition, Xid

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import repeat
 from typing import Any
 
+import msgspec
 from django.db import connection
 from django.db.models import Count, Exists, F, OuterRef, QuerySet, Subquery
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from msgspec import Struct, field
 
 from monitor.facts.answers import fact_from
 from monitor.facts.claims import JOB_KINDS, ClaimFact, ClaimKind, GpuTask
@@ -35,16 +34,13 @@ from monitor.runtime.rows.prepared import (
 # A snapshot as compact JSON and back, and the columns of its samples.
 
 
-_SNAPSHOT = TypeAdapter(Snapshot)
-
-
 def dumps(snapshot: Snapshot) -> str:
     """The snapshot as JSON text, without the fields that have their default."""
     try:
-        return _SNAPSHOT.dump_json(snapshot, exclude_defaults=True).decode()
-    except PydanticSerializationError:
+        return msgspec.json.encode(snapshot).decode()
+    except UnicodeEncodeError:
         # A name of the machine that is not UTF-8 must not keep the snapshot from the database.
-        plain = _SNAPSHOT.dump_python(snapshot, mode="json", exclude_defaults=True)
+        plain = msgspec.to_builtins(snapshot)
         return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()
 
 
@@ -54,13 +50,13 @@ def loads(text: str) -> Snapshot:
     Raises ValueError.
     """
     try:
-        return _SNAPSHOT.validate_json(text)
-    except ValidationError as error:
+        return msgspec.json.decode(text, type=Snapshot)
+    except msgspec.DecodeError as error:
         try:
             body = _of_tables(parse_json(text))
         except (AttributeError, KeyError, TypeError):
             raise error from None
-        return _SNAPSHOT.validate_json(json.dumps(body))
+        return msgspec.convert(body, Snapshot)
 
 
 def _of_tables(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,8 +270,7 @@ def _held_rows(host: str) -> QuerySet[Claim]:
     return Claim.objects.filter(host=host, freed_at=None).order_by("id")
 
 
-@dataclass(frozen=True, slots=True)
-class Bookings:
+class Bookings(Struct, frozen=True):
     """By the UUID of a GPU, of all hosts: its jobs and models, and all its claims; oldest first.
 
     claims: with ended ones whose memory may still be in use.

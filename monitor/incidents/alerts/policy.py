@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, tzinfo
 
+from msgspec import Struct
+
 from monitor.facts.thresholds import threshold
 from monitor.journal.facts import EVENTS
 
@@ -55,8 +57,7 @@ def _is_day(text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(Struct, frozen=True, kw_only=True):
     """An event or incident to report. `about` identifies it; `rule` is empty for events."""
 
     about: str
@@ -72,8 +73,7 @@ class Notice:
     repeat_key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Struct, frozen=True, kw_only=True):
     """The filters and times of a channel. Empty = all."""
 
     least: str = "warning"

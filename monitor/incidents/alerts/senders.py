@@ -16,11 +16,12 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
 
 # Local to a host or a site, beside what IP addresses say of themselves: this network, deprecated
 # site-local addresses, local NAT64, and instance metadata of clouds that is not link-local
@@ -49,8 +50,7 @@ REFUSED = "messages may not be sent to this address"
 UNRESOLVED = "the service looks up names itself"
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkLimits:
+class NetworkLimits(Struct, frozen=True):
     """`networks`: local ones that messages may reach. `redirects`: whether they are followed."""
 
     networks: tuple[str, ...] = ()
@@ -235,8 +235,7 @@ _apprise_log.setLevel(logging.DEBUG)
 _apprise_log.addHandler(logging.NullHandler())
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(Struct, frozen=True):
     """A file that is sent with a message, by services that take files."""
 
     name: str
@@ -244,8 +243,7 @@ class Attachment:
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Enclosure:
+class Enclosure(Struct, frozen=True):
     """Sent with a message: a file, and for mails the message as HTML.
 
     `pictures`: shown by the HTML as `cid:NAME`.
@@ -259,8 +257,7 @@ class Enclosure:
 NOTHING = Enclosure()
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
+class OutgoingMessage(Struct, frozen=True):
     """A message with its address.
 
     `receiver`: a mail address that replaces the one in the address. `is_of_user`: a user has
@@ -276,8 +273,7 @@ class OutgoingMessage:
     is_of_user: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """The service of an address: its name, and whether receivers can be chosen."""
 
     name: str

@@ -6,7 +6,6 @@ Loops write them; a short task sends the due ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 
 from django.conf import settings
@@ -14,6 +13,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
+from msgspec import Struct
 
 from monitor.facts.answers import fact_from
 from monitor.facts.incidents import title
@@ -323,8 +323,7 @@ def write(now: datetime) -> int:
     return sum(count for _, count in written)
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelState:
+class ChannelState(Struct, frozen=True):
     """Input for writing a message, besides its channel and notice."""
 
     policy: AlertPolicy
@@ -518,8 +517,7 @@ NO_CHANNEL = "There is no channel that mails owners"
 NO_ADDRESS = "{person} has no mail address"
 
 
-@dataclass(frozen=True, slots=True)
-class MailToOwner:
+class MailToOwner(Struct, frozen=True):
     """How mails about an incident reach its user. problem: why they do not, "" = they do."""
 
     person: str

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import DiskReading, GpuReading, HostReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
@@ -85,8 +87,7 @@ class ConstraintPolicy:
         return problems
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(Struct, frozen=True):
     """A scarce resource. `kind` and `subject` together identify it."""
 
     kind: str
@@ -102,8 +103,7 @@ class Constraint:
         return EFFECTS.get(self.kind, ConstraintEffect.NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
+class Gauge(Struct, frozen=True):
     """The use of a resource in percent, with the two thresholds of its hysteresis.
 
     `label` is its name in log lines. value None = unknown.
@@ -123,8 +123,7 @@ class Gauge:
         return self.value > (self.closes if held else self.opens) - lowered_by
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The constraints that begin now, and the keys of those that end."""
 
     opened: tuple[Constraint, ...]

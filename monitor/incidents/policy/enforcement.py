@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from msgspec import Struct
+
 from monitor.facts.accounts import is_person
 from monitor.facts.incidents import ENFORCEABLE, HOG_RULES, IDLE_HELD, NEUTRAL_UNLESS_HOG
 from monitor.facts.thresholds import threshold
@@ -106,8 +108,7 @@ WARNINGS = (Step.WARN, Step.WARN_AGAIN)
 UNDOABLE = (Step.RENICE, Step.LIMIT, Step.FREEZE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccusedProcess:
+class AccusedProcess(Struct, frozen=True, kw_only=True):
     """The process of an incident in the newest snapshot.
 
     is_there: a process with this pid and start time is in the snapshot.
@@ -122,8 +123,7 @@ class AccusedProcess:
     is_there: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnforcementCase:
+class EnforcementCase(Struct, frozen=True, kw_only=True):
     """An incident.
 
     is_hog: above the own share while others waited, or memory held idle. is_paused: snoozed or
@@ -138,8 +138,7 @@ class EnforcementCase:
     resumed_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+class StepRecord(Struct, frozen=True, kw_only=True):
     """A past step. `reached_at`: when a warning reached its owner; None = not yet."""
 
     step: Step

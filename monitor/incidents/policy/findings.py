@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from msgspec import Struct, field
 
 from monitor.facts.accounts import is_person
 from monitor.facts.claims import JOB_KINDS, ClaimFact, Demand
@@ -90,8 +92,7 @@ class BookingPolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """Processes of a user on one GPU outside jobs (`claim` None), or of a job on one GPU."""
 
     key: str
@@ -114,8 +115,7 @@ class Group:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyBooking:
+class EmptyBooking(Struct, frozen=True):
     """Since when a booked GPU has had no process of its job.
 
     `coverage`: the part (0..1) of that time for which this is known.
@@ -125,16 +125,14 @@ class EmptyBooking:
     coverage: float
 
 
-@dataclass(frozen=True, slots=True)
-class MachineShare:
+class MachineShare(Struct, frozen=True):
     """A user's part of all GPUs of the machine over a window, in percent."""
 
     pct: float
     coverage: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleInput:
+class RuleInput(Struct, frozen=True, kw_only=True):
     """Everything that the rules evaluate at one instant. `t`: epoch seconds of the readings.
 
     groups: processes outside jobs. jobs: by job, one group per GPU that it has booked. strays:
@@ -171,8 +169,7 @@ class RuleInput:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """A rule applies to a subject. `opens` false: the finding only keeps an open incident open.
 
     since_t: begin. pct: the measure of the rule now, mean_pct since the begin, peak_pct its
@@ -258,8 +255,7 @@ SYSTEM_PROGRAMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExemptionRule:
+class ExemptionRule(Struct, frozen=True):
     """One exemption. `rule` "" = all rules; `name` may contain *."""
 
     scope: str
@@ -330,8 +326,7 @@ def _fits(exempt: ExemptionRule, process: ProcessReading) -> bool:
 Booking = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedProcesses:
+class GroupedProcesses(Struct, frozen=True):
     """Processes by group, without exempt processes."""
 
     groups: Mapping[str, list[ProcessReading]]
@@ -404,8 +399,7 @@ def readable_gpus(snapshot: Snapshot) -> set[str]:
     return {gpu.uuid for gpu in snapshot.gpus if gpu.health is Health.OK}
 
 
-@dataclass(slots=True)
-class EmptyBookingTracker:
+class EmptyBookingTracker(Struct):
     """Since when booked GPUs have had no process of their job, and how long this was unknown.
 
     If two updates are more than `gap_s` apart, the time between them is unknown.

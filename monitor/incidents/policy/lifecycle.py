@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import log2
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.claims import Demand
 from monitor.facts.incidents import (
@@ -37,8 +39,7 @@ _WORSE = (INFO, WARNING, ERROR)
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenIncident:
+class OpenIncident(Struct, frozen=True, kw_only=True):
     """An incident as stored. is_muted: an operator closed it while the rule still held.
 
     hog_spans: (begin, end) in epoch seconds of the times in which it was a hog's: above the own
@@ -74,16 +75,14 @@ class OpenIncident:
         return self.last_seen_at - self.since_at
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentChange:
+class IncidentChange(Struct, frozen=True):
     """An incident that opens or continues, with its current finding."""
 
     incident: OpenIncident
     finding: Finding
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """New incidents have id 0. closed: with the reason; muted incidents are only unmuted."""
 
     opened: tuple[IncidentChange, ...] = ()

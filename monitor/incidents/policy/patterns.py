@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from math import comb
 from statistics import median_low
+
+from msgspec import Struct, field
 
 from monitor.facts.thresholds import threshold
 
@@ -59,8 +61,7 @@ class PatternPolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A program on a GPU."""
 
     gpu_uuid: str
@@ -71,8 +72,7 @@ class Place:
 HourlyUse = Mapping[int, Mapping[Place, float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsagePattern:
+class UsagePattern(Struct, frozen=True, kw_only=True):
     """Use from hour `start` to hour `end`; `end` ≤ `start` means the next day.
 
     days: weekdays on which it begins, 0 = Monday. hits of chances: number of occurrences among the
@@ -113,8 +113,7 @@ def find(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedTime:
+class WatchedTime(Struct, frozen=True):
     """The hours with readings, by the wall clock of `zone`."""
 
     zone: tzinfo
@@ -192,8 +191,7 @@ def _cell(t: int, zone: tzinfo) -> Cell:
     return local.date(), local.hour
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(Struct, frozen=True):
     """Consecutive hours of some weekdays. Hours are counted from the begin of the user's day."""
 
     days: tuple[int, ...]
@@ -213,8 +211,7 @@ class _Block:
         return common / max(len(self.hours), len(other.hours))
 
 
-@dataclass(frozen=True, slots=True)
-class _Calendar:
+class _Calendar(Struct, frozen=True):
     """The user's watched hours in days that begin at `cut`, so that a night belongs to one day.
 
     used: percent, where there is use. runs: the number of the run of each busy hour.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
+
+from msgspec import Struct, field
 
 from monitor.incidents.policy.usage_series import (
     HORIZON_S,
@@ -26,16 +27,14 @@ ABSENCE_LAG_S = 12.0
 MINUTE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(Struct, frozen=True):
     """The total use of a GPU by a process, up to `at` (epoch seconds)."""
 
     at: float
     used: UsagePoint
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessPresence:
+class ProcessPresence(Struct, frozen=True):
     """A process that is on a GPU now, and its group."""
 
     key: Key
@@ -45,8 +44,7 @@ class ProcessPresence:
     created_t: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UsageMinute:
+class UsageMinute(Struct, frozen=True):
     """Use of a process in some seconds before the first look, up to `at`."""
 
     key: Key
@@ -55,16 +53,14 @@ class UsageMinute:
     used: UsagePoint
 
 
-@dataclass(frozen=True, slots=True)
-class UsagePiece:
+class UsagePiece(Struct, frozen=True):
     """Use of one process during the `used.held_s` seconds before `at`."""
 
     at: float
     used: UsagePoint
 
 
-@dataclass(slots=True)
-class UsageBuffers:
+class UsageBuffers(Struct):
     """Series by process and by group. Looks further apart than `gap_s` tell nothing between.
 
     by_user: the series of groups by user and GPU, without jobs and unknown users, also on GPUs that

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
+
+from msgspec import Struct, field
 
 # Cumulative sums at an instant: seconds used, held and known; memory byte-seconds; their known
 # seconds.
@@ -20,8 +21,7 @@ FINE, COARSE_S = 40, 30.0
 _time = itemgetter(0)
 
 
-@dataclass(frozen=True, slots=True)
-class UsagePoint:
+class UsagePoint(Struct, frozen=True):
     """Sums over a period of `span_s` seconds."""
 
     span_s: float
@@ -61,8 +61,7 @@ class UsagePoint:
         return self.memory_byte_s / self.memory_known_s if self.memory_known_s > 0 else None
 
 
-@dataclass(slots=True)
-class Series:
+class Series(Struct):
     """The points of one process, or of all processes of a user or job on one GPU."""
 
     points: list[Point] = field(default_factory=list)
@@ -233,8 +232,7 @@ SeriesOf = Mapping[str, Mapping[str, Sequence[Series]]]
 Steps = Mapping[str, Mapping[int, float]]
 
 
-@dataclass(slots=True)
-class GpuMinute:
+class GpuMinute(Struct):
     """Use of a GPU from `t`, the begin of a minute, to `until`: seconds used, held and known.
 
     user: None for jobs and unknown users. Held and known are sums of all processes.
@@ -249,8 +247,7 @@ class GpuMinute:
     known_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Turns:
+class Turns(Struct):
     """By user of several GPUs: the series of each rank."""
 
     ranks: dict[str, list[Series]] = field(default_factory=dict)

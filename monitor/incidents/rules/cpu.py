@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from monitor.facts.accounts import is_person
 from monitor.facts.incidents import CPU_HOG
@@ -35,8 +37,7 @@ def is_scan_needed(cpu_pct: float | None, policy: GpuTimePolicy) -> bool:
     return policy.cpu_on and cpu_pct is not None and cpu_pct >= CPU_PCT * KEEPS
 
 
-@dataclass(slots=True)
-class CpuWindows:
+class CpuWindows(Struct):
     """CPU use of each user, from scans of all processes."""
 
     people: dict[str, Series] = field(default_factory=dict)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from monitor.facts import incidents as rules
 from monitor.facts.readings import Health
@@ -35,8 +36,7 @@ Rule = Callable[[], Iterable[Finding]]
 RunRule = Callable[[str, Rule], list[Finding] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentPolicies:
+class IncidentPolicies(Struct, frozen=True):
     """The thresholds of all rules, and the exemptions."""
 
     hogs: GpuTimePolicy = field(default_factory=GpuTimePolicy)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise
 from statistics import median
+
+from msgspec import Struct
 
 from monitor.facts.formats import GIB
 from monitor.facts.incidents import FAIR_SHARE, IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED, SUSTAINED
@@ -269,8 +270,7 @@ def _sm_s(parts: Sequence[Series], since: float) -> float:
     return sum(part.over(since).sm_s for part in parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(Struct, frozen=True):
     """slope: per second. rising: the part (0..1) of all pairs of points that rise."""
 
     slope: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from string import ascii_lowercase, digits
+
+from msgspec import Struct
 
 from monitor.facts.accounts import FIRST_USER_UID, NOBODY, LocalAccounts, LocalRule, Peer
 from monitor.facts.formats import user_number
@@ -100,8 +101,7 @@ LINES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """`colour`: 0 to 5; None: neutral with `pattern`."""
 
     mark: str

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.accounts import NO_LOGIN, USUAL_RANGES, AccountRanges
 from monitor.facts.claims import ClaimFact
@@ -26,8 +28,7 @@ from monitor.facts.readings import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class UidRange:
+class UidRange(Struct, frozen=True):
     """`count` uids of the host from `first`; of /etc/subuid also whose they are."""
 
     first: int
@@ -39,8 +40,7 @@ class UidRange:
         return self.first <= other.first and end <= self.first + self.count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class Credentials(Struct, frozen=True, kw_only=True):
     """The kernel's facts about a process; all uids as the host counts them, None = unknown.
 
     has_host_mounts: its mounts and root folder are those of the host. namespace_owner_uid: the
@@ -67,8 +67,7 @@ class Credentials:
     job_cgroup: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """uid None: unknown."""
 
     uid: int | None
@@ -395,8 +394,7 @@ _WITH_DETAILS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Viewer:
+class Viewer(Struct, frozen=True):
     """The user who reads a page. An operator may see everything."""
 
     username: str

@@ -6,7 +6,6 @@ The rows are made without a template: 256 of them would take a third of a second
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from django.template import Context
@@ -14,6 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape
 from django.utils.safestring import SafeString
+from msgspec import Struct
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.incidents import NONE, Badge, Badges
@@ -184,8 +184,7 @@ IDLE_NOTICED_S = 60
 WORST_FIRST = ("failing", "warning")
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """The headline and the counts beside it. free: idle GPUs that take new work.
 
     silent: GPUs of hosts without contact. Nothing else counts them, nor users there.
@@ -201,8 +200,7 @@ class Summary:
     silent: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCounts:
+class QueueCounts(Struct, frozen=True):
     """startable: waiting jobs that an idle GPU could start."""
 
     waiting: int = 0

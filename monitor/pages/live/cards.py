@@ -6,9 +6,13 @@ travel as values, and the browser writes them into the page.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.claims import GpuTask
 from monitor.facts.formats import GIB
@@ -90,8 +94,7 @@ class ProcessRow:
         return (in_gib(self.memory_bytes), round_whole(self.sm_pct))
 
 
-@dataclass(frozen=True, slots=True)
-class LiveFigure:
+class LiveFigure(Struct, frozen=True):
     """A figure as templates show it. `slot`: its position in the values of the GPU.
 
     top: the end of its bar; `after`: the text behind the number.
@@ -273,7 +276,7 @@ def cards(
             for g in snapshot.gpus
         ]
     if silent:
-        all_cards = [replace(card, is_silent=card.host in silent) for card in all_cards]
+        all_cards = [dataclasses.replace(card, is_silent=card.host in silent) for card in all_cards]
     return sorted(all_cards, key=lambda card: (card.host, card.index))
 
 
@@ -447,7 +450,10 @@ class HostStrip:
 def strips(snapshots: Iterable[Snapshot], silent: Collection[str] = ()) -> list[HostStrip]:
     """silent: hosts without contact."""
     shown = [_strip(snapshot.host) for snapshot in snapshots]
-    return [replace(strip, is_silent=True) if strip.name in silent else strip for strip in shown]
+    return [
+        dataclasses.replace(strip, is_silent=True) if strip.name in silent else strip
+        for strip in shown
+    ]
 
 
 def in_mb(value: float | None) -> float | None:

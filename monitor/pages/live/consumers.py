@@ -13,7 +13,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from channels.auth import get_user
 from django.conf import settings
 from django.db import DatabaseError
 from django.utils import timezone
+from msgspec import Struct
 
 from monitor.facts import input_rules
 from monitor.pages.live.frames import regions
@@ -73,8 +73,7 @@ class BrowserLeft(Exception):
     """A message could not be sent. ASGI servers raise different errors for this."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageMessage:
+class PageMessage(Struct, frozen=True):
     """`ack`: the page has shown all up to this number. `whole`: it needs the complete state."""
 
     ack: int = 0

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
+
 from monitor.facts.readings import Snapshot
 from monitor.gpus.hosts.policy import SILENT_AFTER
 from monitor.pages.live.cards import Values
@@ -29,8 +31,7 @@ CHILDREN = "<!--children-->"
 FEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A part of the page: its element's id, its HTML, and the frame in which it last changed."""
 
     target: str
@@ -51,8 +52,7 @@ class Part:
                 yield from child.newer_than(since)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """Figures of all hosts, GPUs or processes, in an order that rarely changes."""
 
     order: tuple[str, ...] = ()
@@ -60,8 +60,7 @@ class Column:
     changed_at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Struct, frozen=True):
     """The state of one topic. `head`: parts in the head of its pages.
 
     at: the time of its readings, if that is not the frame's: those of silent hosts do not count.
@@ -141,8 +140,7 @@ def whole_context(context: Context) -> object:
     return context
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """A part of a region that is pushed alone when its facts change.
 
     gpu_uuid: the GPU in whose row of the board it stands.
@@ -159,8 +157,7 @@ def no_children(_context: Context) -> Sequence[Child]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Struct, frozen=True):
     """A part of the dashboard, the same for all viewers. `in_head`: a part of each page's head.
 
     `load(now)` is called about once a second and must be cheap. The template is rendered with its

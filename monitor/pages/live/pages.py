@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +13,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.api import viewer_of
 from monitor.facts.incidents import NONE, Badges
@@ -43,8 +44,7 @@ MOST_MEMORY_FIRST = "-memory"
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLine:
+class ProcessLine(Struct, frozen=True):
     """A process on a GPU. `command` None: hidden from this viewer or unknown."""
 
     row: ProcessRow
@@ -72,8 +72,7 @@ class ProcessLine:
         return any(text.lower() in word.lower() for word in (*words, job) if word)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFilters:
+class ProcessFilters(Struct, frozen=True):
     """Filters and order from the query. `gpu` is "host:index"."""
 
     text: str = ""
@@ -104,8 +103,7 @@ SORTS: dict[str, Callable[[ProcessLine], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerTotal:
+class OwnerTotal(Struct, frozen=True):
     """Totals of the listed processes of one owner. None: unknown.
 
     share_pct: in percent of one GPU. idle_bytes: memory that nothing uses.
@@ -347,8 +345,7 @@ def _gpu_choices(lines: list[ProcessLine]) -> list[tuple[str, str]]:
 SPARK_S, SPARK_STEP_S = 3600, 60
 
 
-@dataclass(frozen=True, slots=True)
-class SparklinePath:
+class SparklinePath(Struct, frozen=True):
     """Paths of a 60-minute sparkline."""
 
     line: str

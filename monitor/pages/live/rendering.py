@@ -6,12 +6,13 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from django.template.loader import render_to_string
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.claims import GpuTask
 from monitor.facts.incidents import NONE, Badges
@@ -90,8 +91,7 @@ def _is_shown(region: Region, topics: Collection[str]) -> bool:
     return DASHBOARD in topics or f"{REGION_PREFIX}{region.name}" in topics
 
 
-@dataclass(frozen=True, slots=True)
-class RowLayer:
+class RowLayer(Struct, frozen=True):
     """A region whose children stand in the rows of the board, by GPU. target "": there is none."""
 
     target: str = ""

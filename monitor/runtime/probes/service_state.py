@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from monitor.runtime.probes.process_identity import boot_id
 
 FILE = "service.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildState:
+class ChildState(Struct, frozen=True, kw_only=True):
     """A process that the supervisor keeps running; its descendants share its session."""
 
     name: str
@@ -26,8 +24,7 @@ class ChildState:
     last_end: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerState:
+class ListenerState(Struct, frozen=True, kw_only=True):
     """A socket on which the service listens, or should. problem: why it does not; "" = it does."""
 
     name: str
@@ -35,8 +32,7 @@ class ListenerState:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceState:
+class ServiceState(Struct, frozen=True, kw_only=True):
     """`canary_*`: the last test task that the task cluster completed and acknowledged.
 
     models_address: of the endpoint for language models; "" = it does not listen.
@@ -48,8 +44,8 @@ class ServiceState:
     version: str
     address: str
     started_t: float
-    children: Sequence[ChildState] = field(default=())
-    listeners: Sequence[ListenerState] = field(default=())
+    children: tuple[ChildState, ...] = ()
+    listeners: tuple[ListenerState, ...] = ()
     canary_t: float | None = None
     canary_s: float | None = None
     models_address: str = ""
@@ -74,16 +70,13 @@ def problem_of(folder: Path, listener: str) -> str:
 def write(folder: Path, state: ServiceState) -> None:
     """Replace the file atomically."""
     draft = folder / f".{FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(asdict(state)))
+    draft.write_bytes(msgspec.json.encode(state))
     draft.replace(folder / FILE)
 
 
 def read(folder: Path) -> ServiceState | None:
     """The last state written; None if there is none, or if another version wrote it."""
     try:
-        raw: dict[str, Any] = json.loads((folder / FILE).read_text())
-        children = [ChildState(**child) for child in raw.pop("children")]
-        listeners = tuple(ListenerState(**listener) for listener in raw.pop("listeners"))
-        return ServiceState(**raw, children=children, listeners=listeners)
-    except (OSError, ValueError, TypeError, KeyError):
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=ServiceState)
+    except (OSError, ValueError):
         return None

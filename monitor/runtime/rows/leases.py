@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 from django.db.models import F, QuerySet
+from msgspec import Struct
 
 from monitor.facts.answers import fact_from
 from monitor.models import Lease
@@ -20,8 +20,7 @@ class LeaseLost(Exception):
     """Another process holds the lease now. The caller must stop and commit nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSpec:
+class LeaseSpec(Struct, frozen=True):
     """A lease to hold: one per loop and host."""
 
     loop: str
@@ -34,8 +33,7 @@ class LeaseSpec:
         return f"{self.loop}:{self.host}"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLease:
+class HeldLease(Struct, frozen=True):
     """A lease that this process acquired; valid until another process acquires the next epoch."""
 
     spec: LeaseSpec

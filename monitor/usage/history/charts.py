@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # (time, value); a value of None is a gap.
 Point = tuple[float, float | None]
@@ -14,8 +15,7 @@ SPARK_W, SPARK_H = 120.0, 32.0
 _TIME_STEPS = (10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """A mark on an axis: `at` in plot units and in percent of the axis' length."""
 
     at: float
@@ -23,8 +23,7 @@ class Tick:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(Struct, frozen=True):
     """Input of a template that draws one series; y grows downwards as in SVG."""
 
     line: str
@@ -116,8 +115,7 @@ def plot(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(Struct, frozen=True):
     """A part of a stack: its path, and the middle of its label, if there is room for one."""
 
     path: str

@@ -11,10 +11,11 @@ power is not attributed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from pydantic import TypeAdapter
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.readings import GpuReading, Health, OwnerSource, ProcessReading
 from monitor.facts.usage import EndedProcess, GpuMark, UseSource
@@ -24,8 +25,7 @@ from monitor.usage.policy.attribution import EnergyMeter
 On = tuple[str, int]
 
 
-@dataclass(slots=True)
-class UsageAmounts:
+class UsageAmounts(Struct, omit_defaults=True):
     """Amounts of one GPU: seconds used, held and known; memory byte-seconds; energy."""
 
     sm_s: float = 0.0
@@ -48,8 +48,7 @@ class UsageAmounts:
             self.joules = (self.joules or 0.0) + more.joules * part
 
 
-@dataclass(slots=True, kw_only=True)
-class ProcessRecord:
+class ProcessRecord(Struct, kw_only=True, omit_defaults=True):
     """One process on one GPU.
 
     `ended_at`: the first sweep without it. It stays open until the next, because samples come late.
@@ -86,8 +85,7 @@ class ProcessRecord:
         return (self.gpu_uuid, self.pid)
 
 
-@dataclass(frozen=True, slots=True)
-class MinuteSums:
+class MinuteSums(Struct, frozen=True):
     """Use of a process in the minute that begins at `t`."""
 
     use: ProcessRecord
@@ -98,8 +96,7 @@ class MinuteSums:
 MINUTE = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsePolicy:
+class UsePolicy(Struct, frozen=True, kw_only=True):
     """`gap_s`: if two sweeps are further apart, the time between them is unknown."""
 
     gap_s: float = 6.0
@@ -111,8 +108,7 @@ class UsePolicy:
     owed_s: float = 2.0
 
 
-@dataclass(slots=True)
-class ProcessUses:
+class ProcessUses(Struct):
     """Processes on GPUs now (`open`), and records completed since the last `taken()`."""
 
     policy: UsePolicy = field(default_factory=UsePolicy)
@@ -398,16 +394,14 @@ def _identify(use: ProcessRecord, process: ProcessReading) -> None:
 VERSION = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedBy:
+class CarriedBy(Struct, frozen=True, kw_only=True):
     """The version of the code and the probe that wrote a state."""
 
     version: int
     probe: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedState(CarriedBy):
+class CarriedState(CarriedBy, frozen=True, kw_only=True):
     """records: each once, first the `open` ones, then the `ended` ones; the minutes name them."""
 
     swept_at: datetime | None
@@ -417,9 +411,6 @@ class CarriedState(CarriedBy):
     minutes: list[tuple[int, int, UsageAmounts]]
     meters: dict[str, EnergyMeter]
     marks: dict[str, GpuMark]
-
-
-_BY, _STATE = TypeAdapter(CarriedBy), TypeAdapter(CarriedState)
 
 
 def dumps(
@@ -440,16 +431,17 @@ def dumps(
         meters=uses.meters,
         marks=dict(marks),
     )
-    return _STATE.dump_json(state, exclude_defaults=True).decode()
+    return msgspec.json.encode(state).decode()
 
 
 def loads(
     text: str, probe: str, policy: UsePolicy
 ) -> tuple[ProcessUses, dict[str, GpuMark]] | None:
     """None if there is no text, or if another probe or version wrote it. Raises ValueError."""
-    if not text or _BY.validate_json(text) != CarriedBy(version=VERSION, probe=probe):
+    by = CarriedBy(version=VERSION, probe=probe)
+    if not text or msgspec.json.decode(text, type=CarriedBy) != by:
         return None
-    state = _STATE.validate_json(text)
+    state = msgspec.json.decode(text, type=CarriedState)
     records, count = state.records, state.open
     uses = ProcessUses(
         policy=policy,

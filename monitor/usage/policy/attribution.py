@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.readings import GpuReading
 from monitor.facts.usage import EndedProcess, GpuMark, UseSource
@@ -29,8 +31,7 @@ CLOCK_RATE, CLOCK_AHEAD_S = 1.5, 5.0
 CARRY_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class UseSample:
+class UseSample(Struct, frozen=True):
     """One process's share of a GPU's time up to `t_us`."""
 
     pid: int
@@ -38,8 +39,7 @@ class UseSample:
     sm_pct: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampleTotals:
+class SampleTotals(Struct, frozen=True):
     """Busy seconds by pid. `is_known` false: nothing is known of this time; only later times count.
 
     `doubtful`: pids with invalid samples only; their use is unknown, not zero. `strangers`: an
@@ -90,8 +90,7 @@ def count(
     )
 
 
-@dataclass(slots=True)
-class _Sifted:
+class _Sifted(Struct):
     good: dict[tuple[int, int], int] = field(default_factory=dict)
     newest: int = 0
     doubtful: set[int] = field(default_factory=set)
@@ -170,8 +169,7 @@ CONTRADICTION = 0.05
 LATE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountingSample:
+class AccountingSample(Struct, frozen=True, kw_only=True):
     """The driver's running sums for one process (`sum_pct` in hundredths of a percent)."""
 
     start_us: int
@@ -186,8 +184,7 @@ class AccountingSample:
         return (self.start_us, self.samples, self.sum_pct)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """Answers of the driver about one GPU. None = unsupported.
 
     `accounts` also holds processes that have ended: known ones and such that came and went.
@@ -204,8 +201,7 @@ class Evidence:
     clients: Collection[int] = ()
 
 
-@dataclass(slots=True)
-class Attribution:
+class Attribution(Struct):
     """Busy seconds of each listed process with a known use, and their source.
 
     is_doubtful: processes worked that are not listed, or the work of the GPU is unexplained: the
@@ -398,8 +394,7 @@ READINGS, QUANTILE = 16, 0.25
 LATE_ENERGY_S = 1.0
 
 
-@dataclass(slots=True)
-class EnergyMeter:
+class EnergyMeter(Struct, omit_defaults=True):
     """One GPU's energy from sweep to sweep.
 
     `idle_w`: its idle power; `rest_w`: the newest power readings at rest; `rest_s`: how long it has

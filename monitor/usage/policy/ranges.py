@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.input_rules import possible_time
 from monitor.facts.thresholds import threshold
@@ -51,16 +54,14 @@ RANGES: dict[str, tuple[str, int]] = {
 DEFAULT, CUSTOM = "1h", "custom"
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRange:
+class HistoryRange(Struct, frozen=True):
     """Retention of each kind of row, in seconds."""
 
     raw_s: float
     minutes_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryWindow:
+class HistoryWindow(Struct, frozen=True):
     """From `since` up to but not including `until`, in steps of `step` seconds."""
 
     name: str

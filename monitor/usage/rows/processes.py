@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.db.models import F, Max, Model, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
+from msgspec import Struct
 
 from monitor.journal.rows import counters
 from monitor.models import Gpu, HostHour, HostMinute, ProcessHour, ProcessMinute, ProcessUse
@@ -22,7 +22,7 @@ from monitor.usage.rows.rollups import MINUTE_S, plain, start_of
 # Rows of GPU usage by processes and users. Rows are written whole, so writes are idempotent.
 
 
-_AMOUNTS = tuple(field.name for field in fields(UsageAmounts))
+_AMOUNTS = UsageAmounts.__struct_fields__
 _amounts_of = attrgetter(*_AMOUNTS)
 _KEY = ("host", "pid", "start_ticks", "gpu")
 _FACTS = (
@@ -239,8 +239,7 @@ _SLACK_S = 2 * MINUTE_S
 _FRESH_S = 15
 
 
-@dataclass(frozen=True, slots=True)
-class UsageTotals:
+class UsageTotals(Struct, frozen=True):
     """GPU-seconds used, and how many of the held seconds were measured."""
 
     sm_s: float = 0.0
@@ -270,8 +269,7 @@ class UsageTotals:
         return self.memory_byte_s / self.memory_known_s if self.memory_known_s else None
 
 
-@dataclass(frozen=True, slots=True)
-class UsageRow:
+class UsageRow(Struct, frozen=True):
     """One row of a usage table: an owner, a GPU or a process."""
 
     subject: Any

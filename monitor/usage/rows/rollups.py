@@ -6,7 +6,6 @@ Rolling up again is idempotent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
@@ -16,6 +15,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import BigIntegerField, Count, F, Max, Min, Model, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Coalesce, Mod
+from msgspec import Struct
 
 from monitor.facts.readings import GPU_FIELDS
 from monitor.models import (
@@ -47,8 +47,7 @@ LATE_S = 15
 REDO_S = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """A measured field, and the columns of its sum, its known seconds and its maximum."""
 
     source: str
@@ -57,8 +56,7 @@ class Measure:
     greatest: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RollupLevels:
+class RollupLevels(Struct, frozen=True):
     """Samples, minutes and hours of GPUs or hosts, identified by the field `key`."""
 
     key: str
@@ -290,8 +288,7 @@ def _process_sums(since: int, until: int) -> Iterable[dict[str, Any]]:
 CHUNK = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionPeriods:
+class RetentionPeriods(Struct, frozen=True):
     """How long rows are kept."""
 
     raw: timedelta

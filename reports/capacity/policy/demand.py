@@ -13,10 +13,12 @@ needs as many hours as make it differ from the maximum: 2 for p50, 10 for p90, 2
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta, tzinfo
 from math import ceil, sqrt
 from statistics import NormalDist
+
+from msgspec import Struct, field
 
 from monitor.facts.thresholds import threshold
 from reports.capacity.facts import (
@@ -297,8 +299,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 OutsideUse = Sequence[tuple[datetime, Mapping[str, float]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountInput:
+class AccountInput(Struct, frozen=True, kw_only=True):
     """Facts about users. usage: decayed at the begin of the replay. zone: of daily budgets."""
 
     quotas: Mapping[str, Quota] = field(default_factory=dict)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.formats import GIB
 from monitor.gpus.policy import capability
@@ -36,8 +38,7 @@ MOST_OFF = 0.15
 ForeignMemory = Sequence[tuple[datetime, Mapping[str, int]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayInput:
+class ReplayInput(Struct, frozen=True, kw_only=True):
     """Input of a replay besides the GPUs. slowness: by GPU, the factor of run times.
 
     held_back: when no job of a class could start because of the load.
@@ -53,8 +54,7 @@ class ReplayInput:
     slowness: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     """A job that runs in the replay."""
 
     job: RecordedJob
@@ -348,8 +348,7 @@ MOST_KINDS = 4
 NEW = "what-if"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """GPUs as they might be. slowness: by GPU, how much longer work takes at worst."""
 
     kind: str

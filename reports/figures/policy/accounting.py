@@ -8,14 +8,14 @@ used less than their part, in proportion to what they left unused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 Span = tuple[float, float]
 
 
-@dataclass(slots=True)
-class Holder:
+class Holder(Struct):
     """One owner on the GPU in a step: `spans` with processes, `claims` of jobs; seconds.
 
     seen_s: of the held seconds, those in which the process was read, whatever is known of its use.
@@ -34,8 +34,7 @@ class Holder:
         return 1 - min(1.0, seconds / self.held_s) if self.held_s > 0 else 0.0
 
 
-@dataclass(slots=True)
-class Split:
+class Split(Struct):
     """Seconds of one owner, or of a whole GPU: see GpuHours."""
 
     used: float = 0.0

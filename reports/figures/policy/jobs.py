@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import ceil
+
+from msgspec import Struct, field
 
 from monitor.facts.formats import GIB
 from reports.figures.facts import BlockerFigures, QueueFigures, RightSize
@@ -16,8 +17,7 @@ HOUR_S = 3600
 MEMORY_MARGIN, GPU_MARGIN, STEP_GIB = 1.2, 1.1, 4
 
 
-@dataclass(frozen=True, slots=True)
-class JobWait:
+class JobWait(Struct, frozen=True):
     """A GPU job in the queue, in epoch seconds. blocker: what it waited for longest, "" unknown.
 
     gpu: the only one that would do, "" = any. memory_bytes: that it requests on each GPU.
@@ -33,8 +33,7 @@ class JobWait:
     memory_bytes: int = 0
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(Struct):
     """Job-seconds of one hour: by owner; and while waiting for GPUs in use, by (owner, the only GPU
     that would do or "", bytes of memory)."""
 
@@ -48,8 +47,7 @@ class Waiting:
             self.for_gpus[key] = self.for_gpus.get(key, 0.0) + seconds
 
 
-@dataclass(frozen=True, slots=True)
-class PastJob:
+class PastJob(Struct, frozen=True):
     """A job that ended. gpus_used: mean; peak_bytes: of one GPU; None: not measured well."""
 
     owner: str

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime as Moment
 from datetime import tzinfo
+
+from msgspec import Struct, field
 
 from reports.figures.facts import Occupancy
 from reports.figures.policy.accounting import Holder, Split, split
 from reports.figures.policy.jobs import Waiting
 
 
-@dataclass(frozen=True, slots=True)
-class UseFact:
+class UseFact(Struct, frozen=True):
     """One process on one GPU. first_t: epoch seconds; owner None: unknown."""
 
     id: int
@@ -31,8 +31,7 @@ class UseFact:
 
 
 # Not frozen: there are hundreds of thousands of them, and a frozen one takes twice as long to make.
-@dataclass(slots=True)
-class UsePart:
+class UsePart(Struct):
     """Sums of a process in one step. memory_known_s: seconds with measured memory."""
 
     use: UseFact
@@ -44,8 +43,7 @@ class UsePart:
     joules: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPart:
+class GpuPart(Struct, frozen=True):
     """Sums of a GPU in one step. busy_s None: the device's use is unknown."""
 
     seen_s: float
@@ -54,8 +52,7 @@ class GpuPart:
     power_known_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimPart:
+class ClaimPart(Struct, frozen=True):
     owner: str
     begin: float
     end: float
@@ -64,8 +61,7 @@ class ClaimPart:
 NOT_SEEN = GpuPart(0.0, None, 0.0, 0.0)
 
 
-@dataclass(slots=True)
-class Step:
+class Step(Struct):
     """Known facts about one step of at most an hour."""
 
     begin: int
@@ -80,8 +76,7 @@ class Step:
         return self.end - self.begin
 
 
-@dataclass(slots=True)
-class OwnerSums:
+class OwnerSums(Struct):
     """Seconds, byte-seconds and joules of an owner. joules None: never measured."""
 
     split: Split = field(default_factory=Split)
@@ -93,8 +88,7 @@ class OwnerSums:
     idle_j: float = 0.0
 
 
-@dataclass(slots=True)
-class Cell:
+class Cell(Struct):
     """Seconds of one owner in one bin of the timeline; `used` and `unknown` are parts of `held`."""
 
     held: float = 0.0
@@ -107,8 +101,7 @@ class Cell:
         self.unknown += other.unknown
 
 
-@dataclass(slots=True)
-class GpuSums:
+class GpuSums(Struct):
     split: Split = field(default_factory=Split)
     energy_j: float = 0.0
     power_known_s: float = 0.0
@@ -116,8 +109,7 @@ class GpuSums:
     bins: dict[int, dict[str | None, Cell]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class ProcessSums:
+class ProcessSums(Struct):
     """One process on all its GPUs, outside of jobs. high_s, sustained_s: seconds above the levels,
     each instant counted once; harmful_*: the parts of them in which the owner was above the
     entitlement and a job waited that could have run there. waited: the wait caused by the owner, by
@@ -354,8 +346,7 @@ LEAST_HELD = 0.05
 IDLE_PCT = 5
 
 
-@dataclass(slots=True)
-class Run:
+class Run(Struct):
     """Neighbouring bins that look the same. kind: None: the use is unknown; else whether idle."""
 
     since: int

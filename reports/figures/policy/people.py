@@ -6,7 +6,8 @@ Policy: what a viewer may see of a report. Own rows in full, others without a na
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from monitor.facts.formats import GIB
 from reports.figures.facts import (

@@ -6,9 +6,10 @@ A day with a change of daylight saving time has 23 or 25 hours, and none is coun
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
 
 from monitor.facts.input_rules import LATEST, character_problem, possible_time
 from reports.figures.facts import Period, ReportRefused, Scope, ScopeKind

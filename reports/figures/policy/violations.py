@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from monitor.facts.readings import ProcessReading
 from monitor.facts.thresholds import threshold
 from monitor.incidents.policy.findings import (
@@ -56,8 +58,7 @@ LEAST_WAIT_S = 900
 MOST_LINES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Standards:
+class Standards(Struct, frozen=True):
     """Limits that violations are judged by.
 
     entitled, excess_pct: percent of the machine by user name: the entitlement, and the share held

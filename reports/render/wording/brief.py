@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.input_rules import escaped
 from reports.figures.facts import Report
@@ -17,8 +19,7 @@ LONGEST_LINE = 400
 TABLES, PICTURES = ("users",), ("shares", "timeline")
 
 
-@dataclass(frozen=True, slots=True)
-class Cover:
+class Cover(Struct, frozen=True):
     """Subject of the page: its title, and the text of the incident."""
 
     title: str

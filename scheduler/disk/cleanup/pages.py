@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from django.conf import settings
@@ -12,6 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
+from msgspec import Struct
 
 from monitor import tasks
 from monitor.journal.rows import events
@@ -38,8 +38,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DiskRow:
+class DiskRow(Struct, frozen=True):
     """A line of the table. is_old: the controller of the host has not read it lately."""
 
     disk: WatchedDisk

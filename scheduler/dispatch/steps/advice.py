@@ -6,12 +6,12 @@ For pages, REST and the command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import Lock
 from typing import Generic, TypeVar
 
 from django.contrib.auth.models import User
+from msgspec import Struct
 
 from monitor.facts.formats import duration
 from monitor.gpus.snapshot import rows as monitor_store
@@ -35,16 +35,14 @@ KEPT, MOST_KEPT = timedelta(seconds=5), 256
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class JobAdvice:
+class JobAdvice(Struct, frozen=True):
     """reason: the headline and its condition, in words; "" = the job does not wait."""
 
     reason: str = ""
     advice: tuple[Advice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierStart:
+class EarlierStart(Struct, frozen=True):
     """A job that would start earlier. before: its expected start now, None = unknown."""
 
     job: Job

@@ -6,13 +6,13 @@ The controller's part that finds incidents: it gives the monitor the waiting job
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 from zlib import crc32
 
 from django.db import transaction
 from django.db.models import F, QuerySet
+from msgspec import Struct
 
 from monitor.facts.claims import Demand
 from monitor.facts.formats import GIB, duration
@@ -71,8 +71,7 @@ class Part(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class PartResult:
+class PartResult(Struct, frozen=True):
     """The result of each part (or its error), and the queued tasks."""
 
     results: Mapping[str, object]
@@ -298,8 +297,7 @@ HOLDERS = {
 CPUS_AGAIN_AFTER = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
+class Unused(Struct, frozen=True):
     """A GPU, or the CPUs of a host, below 5 % since then. text: the begin of a sentence.
 
     pct: the newest measurement; None: unknown at this moment.

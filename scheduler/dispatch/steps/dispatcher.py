@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import inf
@@ -13,6 +12,8 @@ from typing import Any
 
 from django.db.models import Case, F, TextField, Value, When
 from django.db.models.functions import Concat, Right
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.runtime.policy import Guard
@@ -64,8 +65,7 @@ NOW_S = 0.0
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Offer:
+class Offer(Struct, frozen=True, order=True):
     """A host's start of a job; the smallest offer is the best.
 
     start_s: Unix time, NOW_S = at once, inf = unknown. weakness: what the job's preference between
@@ -82,8 +82,7 @@ class Offer:
         return [None if self.start_s == inf else self.start_s, self.weakness, self.crowd]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """The offers of a host by job, as of its plan at `at`."""
 
     at: datetime

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from django.db.models import Q, QuerySet
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.incidents import CPU_HOG
 from monitor.facts.readings import ProcessReading, Snapshot
@@ -205,7 +207,7 @@ class Enforcement:
         ordered = sorted(incidents, key=lambda r: (r.pk not in lasting_ids, r.opened_at, r.pk))
         for open_case in self._cases({row: incidents[row] for row in ordered}, processes, now):
             if enforcement_plan.is_enforceable(open_case.case, policy):
-                chosen.setdefault(replace(open_case.target, key=""), open_case)
+                chosen.setdefault(dataclasses.replace(open_case.target, key=""), open_case)
         return list(chosen.values())
 
     def _begin(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
@@ -306,8 +308,7 @@ Processes = Mapping[Id, ProcessReading]
 Owner = Callable[[Target], int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCase:
+class OpenCase(Struct, frozen=True):
     """An incident, the process that its actions concern, and their rows.
 
     is_past: the process has ended, and the incident names another one.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 from django.db.models import QuerySet
+from msgspec.structs import asdict
 
 from monitor.facts.input_rules import escaped
 from monitor.gpus.snapshot import rows as snapshots

@@ -12,12 +12,12 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from django.db.models import Max, QuerySet
+from msgspec import Struct
 
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
@@ -354,8 +354,7 @@ MOST_SUBMISSIONS = 40
 GATES = frozenset({BlockerCode.HELD, BlockerCode.TOO_MANY_REQUEUES})
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDecision:
+class TaskDecision(Struct, frozen=True):
     """A task with its open attempt, its files, and the action that follows."""
 
     task: EngineTask

@@ -5,13 +5,15 @@ The input is loaded as by the scheduler, and cached, because many viewers need i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.policy import TimedCache
@@ -40,8 +42,7 @@ KEPT = timedelta(seconds=2)
 NEW_ID = 2**62
 
 
-@dataclass(slots=True)
-class PlanForecast:
+class PlanForecast(Struct):
     """The inputs of one host's planner, and the forecast once it is needed."""
 
     given: PlanInput
@@ -189,8 +190,7 @@ def _sooner(earliest: Estimate | None, other: Estimate) -> Estimate:
     return earliest if other.p50 is None or earliest.p50 <= other.p50 else other
 
 
-@dataclass(frozen=True, slots=True)
-class JobForecast:
+class JobForecast(Struct, frozen=True):
     """Blockers, predicted start and priority factors of a job."""
 
     estimate: Estimate | None = None
@@ -241,7 +241,7 @@ def drafted(new: NewJob, owner: str, host: str, now: datetime) -> tuple[PlanInpu
         expected = durations.expect(owner, new.label, new.time_limit, new.estimate)
         job = _queued(new, owner, now, durations(owner, new.label))
         waits_for = (*job.waits, *predictions.supply.full_disks.of_new(new.cwd, now))
-    return given, replace(job, expected=expected, waits=waits_for, host=new.host)
+    return given, dataclasses.replace(job, expected=expected, waits=waits_for, host=new.host)
 
 
 def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
@@ -293,7 +293,7 @@ def _queued(new: NewJob, owner: str, now: datetime, usual: UsualDuration | None)
 
 def _requirement(new: NewJob, usual: UsualDuration | None) -> Requirement:
     memory_bytes, cpus = queue_facts.host_use(usual)
-    return replace(
+    return dataclasses.replace(
         new.requirement,
         host_memory_bytes=new.memory_bytes,
         cpus=new.cpus,

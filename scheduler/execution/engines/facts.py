@@ -7,10 +7,11 @@ follows from them is decided above it. A ref that is missing in a look is unknow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct, field
 
 
 class EngineName(StrEnum):
@@ -30,8 +31,7 @@ class TaskState(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True, kw_only=True):
     """Decisions that an engine takes itself; gpucoord takes the others.
 
     predicts_start: it reports expected starts. can_hold: hold() and release() work.
@@ -46,8 +46,7 @@ class Capabilities:
     can_hold: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class Ticket(Struct, frozen=True, kw_only=True):
     """One try at a job. The nonce makes submissions idempotent: one nonce runs at most once.
 
     folder: of the attempt, with its spec.json. uid: of the account that submits it; None = the
@@ -83,8 +82,7 @@ class SubmitResult(StrEnum):
     UNCERTAIN = "uncertain"
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitAnswer:
+class SubmitAnswer(Struct, frozen=True):
     """`text`: of the engine, in its own words."""
 
     result: SubmitResult
@@ -92,8 +90,7 @@ class SubmitAnswer:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
+class TaskReport(Struct, frozen=True, kw_only=True):
     """The engine's report of a task.
 
     word: the state in the engine's words. reason: why it waits or ended, in its words. node: the
@@ -112,8 +109,7 @@ class TaskReport:
     expected_start: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(Struct, frozen=True, kw_only=True):
     """Resources and end of one task. gpus: their number, None = unknown.
 
     gpu_indices: indices on each node. exit_code and signal: None = unknown.
@@ -127,8 +123,7 @@ class Allocation:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
+class NodeReport(Struct, frozen=True, kw_only=True):
     """A node of the engine. gpus: None = unknown. reason: why it is not in service."""
 
     name: str
@@ -138,8 +133,7 @@ class NodeReport:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskList:
+class TaskList(Struct, frozen=True):
     """One answer about all tasks. problem: why there was no answer; then `tasks` says nothing.
 
     unread: lines that could not be read.

@@ -7,8 +7,9 @@ The files of an attempt are its state; nothing here must outlive a step but the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from scheduler.execution.engines.facts import (
     Capabilities,
@@ -32,8 +33,7 @@ NO_HOLD = "gpucoord itself decides when its jobs start, so there is nothing to h
 SEPARATOR = "|"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalRef:
+class LocalRef(Struct, frozen=True):
     """The name of a task: its attempt and, once that is recorded, its runner."""
 
     folder: Path

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import islice
+
+from msgspec import Struct, field
 
 from monitor.facts.accounts import is_person
 from monitor.owners.identity.policy import job_cgroup_of, session_uid
@@ -52,8 +53,7 @@ _VALUE = re.compile(r"[\w.,:&|*\[\]()+-]{1,200}")
 _NICENESS = {1: 1000, 2: 100}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRules:
+class EngineRules(Struct, frozen=True, kw_only=True):
     """Settings of the engine. gpu_types: model as in gpucoord -> type as in gres.conf."""
 
     options: tuple[str, ...] = ()
@@ -136,8 +136,7 @@ def sentence(title: str, host: str, capabilities: Capabilities) -> str:
 # counts: its account, and its cgroup where the engine uses cgroups.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedProcess:
+class ReportedProcess(Struct, frozen=True, kw_only=True):
     """A process as the kernel of its node describes it.
 
     uid: its real uid, None = unknown. cgroup: text of /proc/PID/cgroup. has_job_cgroup: the engine
@@ -197,8 +196,7 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskView:
+class TaskView(Struct, frozen=True, kw_only=True):
     """All that is known of a task.
 
     state: None = the newest answer does not contain it. is_wanted: it is still requested as it was

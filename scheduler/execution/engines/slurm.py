@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.execution.engines import policy
@@ -53,8 +54,7 @@ MARGIN_S = 60.0
 MIB = 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmEngine:
+class SlurmEngine(Struct, frozen=True):
     """`folder`: of the commands, "" = those in PATH. `python`: on the nodes; at least 3.11.
 
     root: the folder or archive of the runner's modules, at the same path on all nodes.
@@ -247,8 +247,7 @@ def _message(done: CommandResult) -> str:
 THREADS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(Struct, frozen=True):
     """The result of a call, or the error that it raised."""
 
     key: tuple[str, object]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
 from django.db.models import QuerySet
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.gpus.hosts import rows as hosts
 from monitor.gpus.snapshot import rows as snapshots
@@ -49,8 +50,7 @@ Change = Callable[[], object]
 ENDINGS = frozenset({Action.END, Action.ABANDONED, Action.RESTARTED})
 
 
-@dataclass(frozen=True, slots=True)
-class JobAction:
+class JobAction(Struct, frozen=True):
     """The action taken for an attempt, and the change to store for it (None = nothing)."""
 
     attempt: Attempt
@@ -58,8 +58,7 @@ class JobAction:
     change: Change | None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptView:
+class AttemptView(Struct, frozen=True):
     """The row of an open attempt, its files, and the action that follows."""
 
     attempt: Attempt

@@ -6,13 +6,13 @@ Controller parts: claims of programs that lock GPUs, and GPUs whose lock file is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
 from django.conf import settings
 from django.db.models import QuerySet
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind

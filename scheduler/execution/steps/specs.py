@@ -6,13 +6,14 @@ import errno
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
+from msgspec import Struct, field
 
 from monitor.models import Gpu
 from monitor.owners.accounts import rows as os_accounts
@@ -114,8 +115,7 @@ def _cgroup_parent() -> CgroupParent:
     return find_parent()
 
 
-@dataclass(slots=True)
-class ConfinementLimits:
+class ConfinementLimits(Struct):
     """The isolation features of this machine, probed by `open`, and the limits of each job."""
 
     host: str
@@ -225,8 +225,7 @@ def _controllers(
     return {*names, "devices"} if hides and "bpf" not in place.can else names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecWriter:
+class SpecWriter(Struct, frozen=True, kw_only=True):
     """Prepares attempts' folders under `data`.
 
     checkpoints: folder of checkpoints, if they are not in the jobs' folders.

@@ -25,6 +25,8 @@ from functools import lru_cache
 from statistics import median
 from zlib import crc32
 
+from msgspec import Struct
+
 from monitor.facts.formats import GIB
 from monitor.facts.thresholds import threshold
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
@@ -76,8 +78,7 @@ class RetryPolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryHistory:
+class RetryHistory(Struct, frozen=True, kw_only=True):
     """Retry options and history of a job.
 
     lost: attempts that the machine lost since the last one that completed an item of a batch.
@@ -94,8 +95,7 @@ class RetryHistory:
     host_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnd:
+class AttemptEnd(Struct, frozen=True, kw_only=True):
     """How an attempt ended. yielded: after a yield request. counts: towards the limit of requeues.
 
     has_saved: there is a checkpoint. has_delivered: it completed an item of a batch.
@@ -111,8 +111,7 @@ class AttemptEnd:
     has_delivered: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryDecision:
+class RetryDecision(Struct, frozen=True, kw_only=True):
     """Whether and how the job runs again. outcome: of the attempt, and of a job that has ended.
 
     held: why it is held for a user. pause: time before the next attempt. cool_down: time without
@@ -280,8 +279,7 @@ MOST_LINES, LONGEST_LINE = 15, 300
 SHELL = ("/bin/sh", "-c")
 
 
-@dataclass(frozen=True, slots=True)
-class CrashGuard:
+class CrashGuard(Struct, frozen=True):
     """Further jobs are held after `failures` quick failures in a row.
 
     quick: from the start to the failure.
@@ -291,8 +289,7 @@ class CrashGuard:
     quick: timedelta = timedelta(seconds=30)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedJob:
+class EndedJob(Struct, frozen=True):
     """A job that started and has ended."""
 
     number: int
@@ -374,8 +371,7 @@ class RetentionPolicy:
         return problems
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedFiles:
+class RetainedFiles(Struct, frozen=True):
     """The files of an ended job. size None = not measured yet."""
 
     job_id: int
@@ -408,8 +404,7 @@ def select_expired(
 # Blockers that do not depend on GPUs: hold, begin time, back-off, dependency, array limit.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(Struct, frozen=True, kw_only=True):
     """Conditions of a waiting job. `held_by` "" = held by gpucoord.
 
     `refused`: why the last attempt could not start. `pending`: unmet dependencies; those in
@@ -536,8 +531,7 @@ class RunsKnown(StrEnum):
         return cls.FEW if runs < ENOUGH_RUNS else cls.ENOUGH
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedStart:
+class PredictedStart(Struct, frozen=True):
     """The start of a job, and its first prediction. p90: None = it had only a median.
 
     runs: earlier runs of the same owner and name when the job was submitted.
@@ -549,8 +543,7 @@ class PredictedStart:
     runs: int
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """Predictions of the starts in a period. error: median of the difference to p50.
 
     before_p90: part of the starts before it, 0..1. None: no such start.

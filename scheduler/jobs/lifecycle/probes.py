@@ -7,8 +7,9 @@ import errno
 import os
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 CHUNK = 64 * 1024
 # Lines of longer logs are not numbered.
@@ -28,8 +29,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-@dataclass(frozen=True, slots=True)
-class LogPiece:
+class LogPiece(Struct, frozen=True):
     """Bytes of a log from `start`; `size` is how long the log was then."""
 
     start: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from django.db.models import Exists, Max, Model, OuterRef, Q, QuerySet, Sum
+from msgspec import Struct
 
 from monitor.runtime.probes import disk_space
 from monitor.runtime.rows.item_isolation import ItemIsolation
@@ -23,8 +23,7 @@ from scheduler.runner import accounts, clearing, files
 MEASURED = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Clearer:
+class Clearer(Struct, frozen=True):
     """`step(now)` works for at most `seconds`; the rest is done by the next step."""
 
     host: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +21,7 @@ from django.db.models import (
     When,
 )
 from django.urls import reverse
+from msgspec import Struct
 
 from monitor.pages.live.frames import Context, Region, register
 from monitor.runtime.rows.extensions import is_on, parts
@@ -57,8 +57,7 @@ BEGIN = Case(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """A running batch, or an array with open jobs, as one line. ended: of all its jobs or items.
 
     ends_at: the expected end; None: unknown. array, batch: its number; None: it is the other.
@@ -75,8 +74,7 @@ class Group:
     batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(Struct, frozen=True):
     """Running jobs, the longest running first, then waiting jobs in queue order.
 
     Jobs of `groups` have no lines of their own, nor have running models, which the board names.

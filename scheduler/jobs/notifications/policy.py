@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from msgspec import Struct
+
 from monitor.facts.thresholds import threshold
 from scheduler.facts.jobs import JobNotice, NoticeKind, Outcome
 
@@ -55,8 +57,7 @@ def chosen(kinds: Sequence[NoticeKind], wanted: Collection[str]) -> NoticeKind |
     return next((kind for kind in kinds if kind in wanted), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(Struct, frozen=True):
     """A message about one job, or about several of the same user and kind.
 
     attachment: as of Message. notices: what it tells.

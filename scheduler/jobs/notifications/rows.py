@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db.models import F, QuerySet
+from msgspec import Struct
 
 from monitor.models import Channel, Event, Message
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once
@@ -182,8 +182,7 @@ def _announced_soon(jobs: list[int]) -> set[int]:
     return announced
 
 
-@dataclass(frozen=True, slots=True)
-class Recipient:
+class Recipient(Struct, frozen=True):
     """Where messages to a user go; mail_address "" = none."""
 
     user: User

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.urls import reverse
+from msgspec import Struct
 
 from monitor.facts.answers import AnswerField, values_of
 from monitor.facts.readings import OwnerSource, Snapshot
@@ -40,8 +40,7 @@ from scheduler.runner import files
 from scheduler.runner.spec import script_in
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideContainer:
+class OutsideContainer(Struct, frozen=True):
     """gpus: their indices. is_labelled: its label names the job."""
 
     name: str
@@ -88,8 +87,7 @@ def outside(
 SHOWN_TAIL = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class StateChange:
+class StateChange(Struct, frozen=True):
     """A step of the timeline. `at` None: not yet reached. `after`: time since the previous step."""
 
     word: str
@@ -97,8 +95,7 @@ class StateChange:
     after: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShownLog:
+class ShownLog(Struct, frozen=True):
     """The end of a log. The live tail continues at `end`.
 
     removed: when the log was removed, in words. line: the number of its first line; None: unknown.
@@ -115,8 +112,7 @@ class ShownLog:
     elsewhere: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierRun:
+class EarlierRun(Struct, frozen=True):
     """The last run of a job that waits again. left: why it left its GPUs, "" if it did not.
 
     lasted: None if it never started. goes_on: it saved its work and continues from there.
@@ -207,8 +203,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePlace:
+class EnginePlace(Struct, frozen=True):
     """Where a job is in another engine. expected_start_at: the engine's own estimate."""
 
     title: str
@@ -236,8 +231,7 @@ def engine_task(job: Job, attempt: Attempt | None) -> EnginePlace | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class JobResult:
+class JobResult(Struct, frozen=True):
     """GPU use of an ended job. None: unknown.
 
     gpu_s: GPU-seconds held. used_pct: mean utilisation while held. hint: a smaller request that

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +11,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import Q
 from django.forms import BoundField
+from msgspec import Struct
 
 from monitor.api import posted_text
 from monitor.facts.gpu_states import GpuState
@@ -168,8 +168,7 @@ SHORT = 36
 MOST_FREE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(Struct, frozen=True):
     """A job to try first. gpus: 0 on a server whose GPUs cannot be read."""
 
     command: str
@@ -188,16 +187,14 @@ def example() -> Example:
     return Example("nvidia-smi -L") if Gpu.objects.exists() else Example("hostname", gpus=0)
 
 
-@dataclass(frozen=True, slots=True)
-class RecentJob:
+class RecentJob(Struct, frozen=True):
     """The newest job of a command."""
 
     id: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
+class ModelChoice(Struct, frozen=True):
     """The GPUs of one model. free: idle, healthy and open for jobs now."""
 
     name: str
@@ -207,8 +204,7 @@ class ModelChoice:
     capability: str
 
 
-@dataclass(frozen=True, slots=True)
-class FreeGpu:
+class FreeGpu(Struct, frozen=True):
     """A GPU that is idle, healthy and open for jobs now."""
 
     uuid: str

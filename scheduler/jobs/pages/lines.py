@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from monitor.facts.accounts import submitter
 from monitor.facts.answers import values_of
@@ -35,8 +36,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLink:
+class GpuLink(Struct, frozen=True):
     """A GPU of a job. Index None: the GPU has no row."""
 
     uuid: str
@@ -48,8 +48,7 @@ class GpuLink:
         return self.uuid[:12] if self.index is None else f"GPU {self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class JobLine:
+class JobLine(Struct, frozen=True):
     """The part of a job that all users may see."""
 
     id: int
@@ -100,7 +99,7 @@ class JobLine:
 
 
 # Values that the line has as REST gives them.
-_SHARED = [f for f in LISTED if f.name in JobLine.__slots__ and f.name != "gpus"]
+_SHARED = [f for f in LISTED if f.name in JobLine.__struct_fields__ and f.name != "gpus"]
 
 
 def lines(jobs: Iterable[Job]) -> list[JobLine]:

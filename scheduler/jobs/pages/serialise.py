@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,8 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Prefetch, QuerySet
 from django.db.models.fields.json import KeyTransform
 from django.urls import reverse
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from monitor.facts.answers import values_of
 from monitor.facts.formats import duration
@@ -55,8 +57,7 @@ def jobs() -> QuerySet[Job]:
     return Job.objects.select_related("owner", "agent").prefetch_related(attempts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
+class JobFilter(Struct, frozen=True, kw_only=True):
     """Which jobs are listed. "" and None: no filter. state "open": every state except finished.
 
     name: a part of it. tag: NAME, or NAME=TEXT.

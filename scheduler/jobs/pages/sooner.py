@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -16,6 +15,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
+from msgspec import Struct
 
 from monitor.api import viewer_of
 from monitor.facts.formats import duration
@@ -51,8 +51,7 @@ OWN_LIMITS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedChange:
+class OfferedChange(Struct, frozen=True):
     """key: identifies it in the form, "" = the owner can't make it alone.
 
     start: with the change, None = now. earlier: than without it, None = its start is unknown now.
@@ -64,8 +63,7 @@ class OfferedChange:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """The actions for a waiting job.
 
     advice: changes that let it start earlier. quota_url: page of the owner's quota, for operators.
@@ -188,8 +186,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationLine:
+class CalibrationLine(Struct, frozen=True):
     title: str
     period: str
     starts: int

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from urllib.parse import urlencode
 
@@ -30,6 +29,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from monitor.facts.input_rules import is_number
 from monitor.models import Gpu
@@ -46,8 +47,7 @@ from scheduler.queue.planner.forecast.forecast import Estimate
 # Lists of jobs with one line for each batch and array: that of its newest job.
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(Struct, frozen=True):
     """Jobs behind a line: how many there are with it, and the page that lists them."""
 
     jobs: int
@@ -105,8 +105,7 @@ BAD_OUTCOMES = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilters:
+class JobFilters(Struct, frozen=True):
     """Filters from the query. Unknown values are ignored."""
 
     owners: str = "all"
@@ -157,8 +156,7 @@ class JobFilters:
         return [(self.with_(who=name), words, name == self.owners) for name, words in names.items()]
 
 
-@dataclass(frozen=True, slots=True)
-class JobTable:
+class JobTable(Struct, frozen=True):
     """One page of lines, each with its predicted start if it waits, and the jobs it stands for.
 
     `groups`: batches and arrays whose open jobs have no lines here. `any_at_all`: False on a server
@@ -173,8 +171,7 @@ class JobTable:
     any_at_all: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Next:
+class Next(Struct, frozen=True):
     """The waiting job of a user that is served first. waiting: number of all waiting jobs."""
 
     line: JobLine
@@ -282,8 +279,7 @@ def _matches(text: str) -> Q:
 LONGEST, MOST_OF_A_KIND = 100, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """kind: "job", "user" or "GPU"."""
 
     kind: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +20,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
+from msgspec import Struct
 
 from monitor.api import posted_text
 from monitor.facts.input_rules import character_problem, is_number
@@ -305,8 +305,7 @@ def remove_view(request: HttpRequest) -> HttpResponse:
 LEFT_OUT = "…"
 
 
-@dataclass(frozen=True, slots=True)
-class Equivalents:
+class Equivalents(Struct, frozen=True):
     """The form's submission as lines for a shell. Values of variables are left out."""
 
     command: str

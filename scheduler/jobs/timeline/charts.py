@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.accounts import submitter
 from monitor.usage.history.charts import Tick, time_ticks
@@ -22,8 +24,7 @@ class BarKind(StrEnum):
     EXPECTED = "expected"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(Struct, frozen=True, kw_only=True):
     """One job, or one user outside the queue, on one GPU.
 
     end None: it goes on. expected_end None: unknown. state: the word of the job's state.
@@ -57,8 +58,7 @@ class Bar:
         return submitter(self.owner, self.agent) if self.owner else "owner unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class Band(Struct, frozen=True, kw_only=True):
     """One occurrence of a time window on a GPU. kept: the GPU is reserved for the holder."""
 
     gpu_uuid: str
@@ -68,15 +68,13 @@ class Band:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineGpu:
+class TimelineGpu(Struct, frozen=True):
     uuid: str
     index: int
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class UsePiece:
+class UsePiece(Struct, frozen=True):
     """A process outside the queue, or of a job, on a GPU in one step of the history.
 
     used_pct None: not measured.
@@ -108,8 +106,7 @@ Stretch = tuple[int, int]
 Key = tuple[str, str | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A GPU with its bars, each with its lane, and its bands."""
 
     gpu: TimelineGpu
@@ -122,8 +119,7 @@ class Row:
         return f"tl-{self.gpu.uuid}"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """The shown time, from `since` to `until`, with `now` in between."""
 
     since: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import Any
@@ -13,6 +12,8 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_safe
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.owners.accounts import rows as looks
 from monitor.pages.live.frames import Child, Context, Region
@@ -45,8 +46,7 @@ MANY_GPUS = 16
 MOST_AHEAD_ROWS, JOB_BACK_S = 8, 3600
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """All rows. several: there is more than one host."""
 
     rows: tuple[Row, ...]
@@ -57,8 +57,7 @@ class Timeline:
         return len(self.rows) > MANY_GPUS
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """The filter of the page, from its address; "" = all."""
 
     host: str = ""
@@ -181,8 +180,7 @@ def _ticks(span: Span, now: datetime) -> Any:
     return span.ticks(offset.total_seconds() if offset else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Occupied:
+class Occupied(Struct, frozen=True):
     """The work on a GPU now. planned: the waiting job is expected there."""
 
     gpu: TimelineGpu

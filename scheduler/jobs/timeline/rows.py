@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Max, Min, QuerySet, Sum
 from django.db.models.functions import Coalesce
+from msgspec import Struct
 
 from monitor.models import Gpu, ProcessHour, ProcessMinute, ProcessUse
 from monitor.runtime.rows.prepared import MARK, TIME_MARK, PreparedQuery
@@ -56,8 +56,7 @@ _GPUS: PreparedQuery[datetime, tuple[str, int, str]] = PreparedQuery(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PastJobs:
+class PastJobs(Struct, frozen=True):
     """Attempts before `newest` that had ended, as bars; those that had not are in `open`."""
 
     newest: int

@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Collection, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from monitor.facts import input_rules
 from scheduler.facts.jobs import PRIORITIES
@@ -29,8 +30,7 @@ from scheduler.facts.people import Quota
 # Facts of the endpoint for language models: callers, requests, refusals.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(Struct, frozen=True, kw_only=True):
     """The user of a token, with what the token allows and the user's day so far.
 
     written: requests of this process that `used` counts. is_passed_on: the endpoint of another host
@@ -86,8 +86,7 @@ class Upload(Protocol):
         """Its field `model` has this value from now on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
+class ModelRequest(Struct, frozen=True, kw_only=True):
     """A request of the endpoint. path: below the base, such as `chat/completions`.
 
     model: as the client names it. body: as it came; the instance gets the same bytes, unless the
@@ -108,8 +107,7 @@ class ModelRequest:
         return f"{self.path}?{self.query.decode('latin-1')}" if self.query else self.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """Limits of the endpoint; sizes in bytes. body_s: the time in which a body must arrive.
 
     A user gets a part of the connections, of the memory and of the disk, so that others find some.
@@ -263,8 +261,7 @@ class InvalidForm(ValueError):
     """The text says what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A value and its place in the body."""
 
     value: bytes
@@ -532,8 +529,7 @@ def model_entry(name: str, made: float) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(made), "owned_by": "gpucoord"}
 
 
-@dataclass(slots=True)
-class TokenCounter:
+class TokenCounter(Struct):
     """Counts the tokens of an answer that passes by: as the server reports, else by its events."""
 
     request_bytes: int = 0

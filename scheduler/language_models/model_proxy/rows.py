@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import F
+from msgspec import Struct, field
 
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.gpus.hosts import rows as hosts
@@ -60,8 +60,7 @@ def _caller(user: User, now: datetime, *, may_submit: bool, is_passed_on: bool =
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Situation(Struct, frozen=True, kw_only=True):
     """The endpoint's view of the models. made: when each service was created, Unix time."""
 
     names: ModelNames = field(default_factory=lambda: ModelNames({}))
@@ -139,8 +138,7 @@ def _instance(instance: ModelInstance, row: ModelService, host: str, now: dateti
     )
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """Counters to write of an instance; `in_flight` is absolute, the others are added."""
 
     in_flight: int = 0

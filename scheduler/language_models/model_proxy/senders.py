@@ -12,12 +12,12 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import h11
+from msgspec import Struct
 
 from scheduler.facts.language_models import Instance
 from scheduler.language_models.model_proxy import policy as header_list
@@ -51,8 +51,7 @@ class Silent(InstanceFailed):
     """The instance sent nothing in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """Status and headers of an answer; names are in lower case."""
 
     status: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
+from msgspec.structs import replace
 
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots

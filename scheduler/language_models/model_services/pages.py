@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from msgspec import Struct
 
 from monitor.facts.formats import duration
 from monitor.facts.input_rules import character_problem
@@ -77,8 +77,7 @@ def gpu_numbers() -> dict[str, int]:
     return dict(Gpu.objects.values_list("uuid", "index"))
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceLine:
+class InstanceLine(Struct, frozen=True):
     """A line of the table of instances. ready_in_s: of one that boots; None = unknown.
 
     host: another host that runs it; "" = this one, or none yet.
@@ -92,8 +91,7 @@ class InstanceLine:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceLine:
+class ServiceLine(Struct, frozen=True):
     """A service with its instances that have not ended."""
 
     row: ModelService

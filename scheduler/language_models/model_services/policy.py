@@ -8,12 +8,15 @@ Policy: how many instances a service will need, by the same hour of earlier week
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import chain, combinations
 from math import ceil, inf
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob
@@ -55,8 +58,7 @@ class EvictionPolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queues:
+class Queues(Struct, frozen=True, kw_only=True):
     """S, L and R of the rules, and the average seconds of a script; None = none has ended."""
 
     scripts: int
@@ -81,8 +83,7 @@ def should_evict_for_scripts(queues: Queues, boot_s: float, policy: EvictionPoli
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A loaded instance. reload_s: its expected boot time. min_residency_s: of its service."""
 
     instance: InstanceFact
@@ -118,16 +119,14 @@ def _free_from(candidate: Candidate) -> datetime:
     return ready_at + timedelta(seconds=candidate.min_residency_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Victims:
+class Victims(Struct, frozen=True, kw_only=True):
     """The instances that leave, and the GPUs that the job then gets."""
 
     chosen: tuple[Candidate, ...]
     gpu_uuids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """The instances that leave for a job, and why."""
 
     job: QueuedJob
@@ -143,8 +142,7 @@ class Decision:
         return self.victims.gpu_uuids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(Struct, frozen=True, kw_only=True):
     """The models on the GPUs of a host, and what decides which of them leave.
 
     prompts: number of waiting prompts. script_s: as in Queues. leaving: jobs of instances that are
@@ -397,8 +395,7 @@ class Command(StrEnum):
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobView(Struct, frozen=True, kw_only=True):
     """The job of an instance. leaves: it was asked to leave its GPU.
 
     problem: how it ended, in words.
@@ -414,8 +411,7 @@ class JobView:
         return self.state is JobState.FINISHED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """The new state of an instance. is_failure: it counts against its service.
 
     is_eviction: another user or job needs its GPU, so it is loaded again later.
@@ -525,8 +521,7 @@ def backoff(failures: int) -> timedelta:
     return timedelta(seconds=min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures - 1, 16)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class Scale(Struct, frozen=True, kw_only=True):
     """How many instances a service starts now, and which ones it unloads, each with the reason."""
 
     boot: int = 0
@@ -619,8 +614,7 @@ ANSWER_S = 10.0
 LEAST_WEEKS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(Struct, frozen=True, kw_only=True):
     """Requests of a service in the hour that comes, one figure per earlier week.
 
     answer_s: mean seconds from a request to its last byte; None = not measured.
@@ -634,8 +628,7 @@ class Demand:
         return sum(self.weeks) / len(self.weeks) if self.weeks else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """How many instances are needed, and why."""
 
     instances: int

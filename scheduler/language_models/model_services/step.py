@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu
@@ -43,8 +44,7 @@ PREDICTS_EVERY = timedelta(minutes=1)
 CHECKED = (InstanceState.BOOTING, InstanceState.READY, InstanceState.DRAINING)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceView:
+class ServiceView(Struct, frozen=True):
     """A service and its instances that have not ended, as rows and as facts."""
 
     row: ModelService
@@ -274,8 +274,7 @@ def _problem(row: ModelInstance, attempt: Attempt | None) -> str:
 # Input of an instance's runner: command, port and OS account.
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """The command of an instance with its placeholders filled in."""
 
     argv: list[str]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from msgspec import Struct
 
 from monitor.facts.claims import ASLEEP
 from monitor.facts.formats import shortest_size
@@ -362,16 +362,14 @@ READ, EXECUTE = os.R_OK, os.X_OK
 WORDS = {READ: "read", EXECUTE: "run"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One check. is_ok None: unknown."""
 
     text: str
     is_ok: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(Struct, frozen=True):
     """argv: the command as it would run, with an example of a port."""
 
     argv: list[str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
@@ -15,6 +14,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
+from msgspec import Struct
 
 from monitor.facts.input_rules import holds_unstorable, is_number
 from monitor.pages.live.frames import Context
@@ -105,8 +105,7 @@ def _is_user(request: HttpRequest) -> bool:
     return cast(User, request.user).is_authenticated
 
 
-@dataclass(frozen=True, slots=True)
-class ModelQueue:
+class ModelQueue(Struct, frozen=True):
     """The prompts of one model that have not ended. why: what the oldest waits for."""
 
     model: str

@@ -17,9 +17,12 @@ import json
 from bisect import insort
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.language_models import (
@@ -181,14 +184,12 @@ RESERVED_PART = 0.25
 MOST_SEEN = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     request: Request
     instance: Instance
 
 
-@dataclass(slots=True)
-class RequestQueue:
+class RequestQueue(Struct):
     """The waiting and running requests of one model. A user's waiting ones are in their order."""
 
     waiting: dict[str, list[Request]] = field(default_factory=dict)

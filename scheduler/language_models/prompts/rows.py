@@ -8,7 +8,6 @@ are killed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -16,6 +15,8 @@ from django.contrib.auth.models import User
 from django.db.models import Case, F, Model, QuerySet, Sum, TextField, Value, When, Window
 from django.db.models.functions import Cast, Length, RowNumber
 from django.utils import timezone
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
@@ -216,8 +217,7 @@ def _mine(prompt_id: int, attempt: int, status: PromptStatus) -> QuerySet[Prompt
     return Prompt.objects.filter(pk=prompt_id, attempt=attempt, status=status.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Use(Struct, frozen=True, kw_only=True):
     """One request that has ended; see ModelUse."""
 
     model: str
@@ -263,8 +263,7 @@ def used_today(owner: str, now: datetime) -> DayUse:
     return DayUse(sums["n"] or 0, (sums["asked"] or 0) + (sums["answered"] or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSummary:
+class ModelSummary(Struct, frozen=True):
     """The requests to a model in a time range; `hot` were taken by an instance that was ready.
 
     first_token_s: the mean seconds until the first byte; None = no request was answered.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 from monitor.facts.formats import gib
 from monitor.models import Agent
@@ -26,8 +26,7 @@ from scheduler.limits.quotas.policy import charging
 from scheduler.models import Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaFigure:
+class QuotaFigure(Struct, frozen=True, kw_only=True):
     """One limit. `used` and `most` are in `unit`; `most` None: no limit.
 
     `name` is the quota's field. `committed` is reserved for running jobs in addition to `used`.
@@ -116,8 +115,7 @@ def _pct(used: float, most: float) -> float:
     return min(100.0, 100 * used / most) if most > 0 else 100.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareLine:
+class ShareLine(Struct, frozen=True, kw_only=True):
     """The fair share of one user.
 
     wants: has waiting or running jobs; otherwise weight and target assume waiting jobs.
@@ -158,8 +156,7 @@ class ShareLine:
         return not self.wants and not self.account.charge
 
 
-@dataclass(frozen=True, slots=True)
-class ShareTable:
+class ShareTable(Struct, frozen=True):
     """All users, by current usage."""
 
     lines: tuple[ShareLine, ...]
@@ -225,8 +222,7 @@ SORTS: dict[str, Callable[[ShareLine], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnShare:
+class OwnShare(Struct, frozen=True, kw_only=True):
     """A user's limits and their use. `left`: GPU-minutes; None: no limit."""
 
     line: ShareLine
@@ -248,8 +244,7 @@ class OwnShare:
         return f"{shown:g}" if budget and (shown := minutes_taken(budget.committed)) else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareRow:
+class ShareRow(Struct, frozen=True, kw_only=True):
     """A line of the table. `figures`: {} if the viewer may not see this user's limits."""
 
     line: ShareLine
@@ -324,8 +319,7 @@ def decided_elsewhere() -> list[str]:
 # The agents of a user, as the page of the account lists them.
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLine:
+class AgentLine(Struct, frozen=True):
     """A row of the page. minutes: GPU-minutes of today."""
 
     agent: Agent

@@ -7,8 +7,9 @@ ran. Other processes are charged by the newest snapshot, and for a gap only for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from monitor.facts.claims import JOB_KINDS
 from monitor.facts.readings import Snapshot
@@ -42,8 +43,7 @@ def nothing_owed(
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class _ChargingPass:
+class _ChargingPass(Struct, frozen=True):
     """The charges of the newest snapshot, and the time from `since` to `now` to charge.
 
     observed_from: processes outside of jobs are charged from here on; earlier it is unknown what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
+from msgspec import Struct
 
 from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
@@ -56,8 +56,7 @@ WIDE, HIGH = 480, 72
 Spans = Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class OveruseHour:
+class OveruseHour(Struct, frozen=True):
     """begin: epoch seconds. pct: part of the hour with overuse. x, y, width, height: its bar."""
 
     begin: float
@@ -187,8 +186,7 @@ SHAPES = {
 URGENT = ("failing", "warning")
 
 
-@dataclass(frozen=True, slots=True)
-class PressureLine:
+class PressureLine(Struct, frozen=True):
     """A limit on starting jobs: its shape, name, effect and start."""
 
     shape: str
@@ -198,8 +196,7 @@ class PressureLine:
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostPressure:
+class HostPressure(Struct, frozen=True):
     """`quotas`: how quotas are reduced now, in words; "" when they are not."""
 
     host: str
@@ -348,8 +345,7 @@ REGION = Region("pressure", "scheduler/_urgent_limits.html", load_urgent, place=
 # The badge of the mode in the head of each page.
 
 
-@dataclass(frozen=True, slots=True)
-class ModeBadge:
+class ModeBadge(Struct, frozen=True):
     """`until`: the end of an operator's override."""
 
     word: str

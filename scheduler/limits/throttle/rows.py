@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
 
+import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
+from msgspec.structs import replace
 
 from monitor.facts.formats import in_utc
 from monitor.incidents import rows as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, upsert_rows
-from scheduler.facts.blockers import from_row, to_row
-from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
-from scheduler.limits.throttle.policy.pressure import Deferral, Level, LoadSignal
 from scheduler.limits.throttle.policy.throttle import (
     LOOK_BACK_H,
-    GpuMemory,
-    LoadTier,
     Mode,
     ModeDecision,
     ModePolicy,
     Override,
-    Smoothed,
     ThrottleMemory,
     judged,
 )
@@ -153,7 +146,7 @@ def _allowed_on(host: str) -> PreparedQuery[int, tuple[str, datetime, int]]:
 def load(host: str) -> tuple[ThrottleMemory, datetime | None]:
     """The state of the previous tick, and its time."""
     row = next((row for row in _by_host() if row.host == host), None)
-    return (ThrottleMemory(), None) if row is None else (_memory(json.loads(row.memory)), row.at)
+    return (ThrottleMemory(), None) if row is None else (_memory(row.memory), row.at)
 
 
 def save(host: str, memory: ThrottleMemory, allowed: Throttle, now: datetime) -> None:
@@ -161,19 +154,16 @@ def save(host: str, memory: ThrottleMemory, allowed: Throttle, now: datetime) ->
     row = ThrottleState(
         host=host,
         at=now,
-        allowed=json.dumps(_throttle_row(allowed), separators=(",", ":")),
+        allowed=msgspec.json.encode(allowed).decode(),
         sharing=memory.level.running,
-        memory=json.dumps(_memory_row(memory), separators=(",", ":")),
+        memory=msgspec.json.encode(memory).decode(),
     )
     upsert_rows([row], ("host",), ("at", "allowed", "sharing", "memory"))
 
 
 def shown() -> list[tuple[str, datetime, Throttle, ThrottleMemory]]:
     """(host, time of the tick, throttle, state) of each host, for pages."""
-    return [
-        (row.host, row.at, _allowed(row.allowed), _memory(json.loads(row.memory)))
-        for row in _by_host()
-    ]
+    return [(row.host, row.at, _allowed(row.allowed), _memory(row.memory)) for row in _by_host()]
 
 
 @compiled_once
@@ -184,95 +174,14 @@ def _by_host() -> QuerySet[ThrottleState]:
 def _allowed(text: str) -> Throttle:
     """A row of another version allows everything until the next tick."""
     try:
-        return _throttle(json.loads(text))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return msgspec.json.decode(text, type=Throttle)
+    except ValueError:
         return Throttle()
 
 
-def _throttle_row(allowed: Throttle) -> dict[str, Any]:
-    return {
-        "closed": {kind.value: to_row(b) for kind, b in allowed.closed.items()},
-        "closed_gpus": {
-            kind.value: {uuid: to_row(b) for uuid, b in gpus.items()}
-            for kind, gpus in allowed.closed_gpus.items()
-        },
-        "starts": allowed.starts,
-        "multipliers": dict(allowed.multipliers),
-        "reason": allowed.reason,
-        "reasons": dict(allowed.reasons),
-        "target": allowed.target,
-        "saturated": sorted(allowed.saturated),
-        "uses": dict(allowed.uses),
-    }
-
-
-def _throttle(body: Mapping[str, Any]) -> Throttle:
-    return Throttle(
-        closed={PriorityClass(kind): from_row(row) for kind, row in body["closed"].items()},
-        closed_gpus={
-            PriorityClass(kind): {uuid: from_row(row) for uuid, row in gpus.items()}
-            for kind, gpus in body["closed_gpus"].items()
-        },
-        starts=body["starts"],
-        multipliers=body["multipliers"],
-        reason=body["reason"],
-        reasons=body["reasons"],
-        target=body["target"],
-        saturated=frozenset(body["saturated"]),
-        uses=body["uses"],
-    )
-
-
-def _memory_row(memory: ThrottleMemory) -> dict[str, Any]:
-    return {
-        "gpus": {
-            uuid: [_smoothed_row(gpu.use), _smoothed_row(gpu.others), gpu.tier, gpu.full_since_t]
-            for uuid, gpu in memory.gpus.items()
-        },
-        "use": _smoothed_row(memory.use),
-        "busy": {kind.value: sorted(uuids) for kind, uuids in memory.busy.items()},
-        "early": sorted(memory.early),
-        "deferrals": {kind.value: asdict(deferral) for kind, deferral in memory.deferrals.items()},
-        "level": asdict(memory.level),
-        "told": memory.reported,
-        "free_since_t": memory.free_since_t,
-        "overloaded": memory.overloaded,
-        "named": memory.named,
-    }
-
-
-def _memory(row: Mapping[str, Any]) -> ThrottleMemory:
+def _memory(text: str) -> ThrottleMemory:
     """A row of another version is ignored: the state starts anew."""
     try:
-        return ThrottleMemory(
-            gpus={
-                uuid: GpuMemory(
-                    use=Smoothed(*use),
-                    others=Smoothed(*others),
-                    tier=None if tier is None else LoadTier(tier),
-                    full_since_t=full_since_t,
-                )
-                for uuid, (use, others, tier, full_since_t) in row["gpus"].items()
-            },
-            use=Smoothed(*row["use"]),
-            busy={PriorityClass(kind): frozenset(uuids) for kind, uuids in row["busy"].items()},
-            early=frozenset(row["early"]),
-            deferrals={
-                PriorityClass(kind): _deferral(uuids) for kind, uuids in row["deferrals"].items()
-            },
-            level=Level(**row["level"]),
-            reported=row["told"],
-            free_since_t=row["free_since_t"],
-            overloaded=row["overloaded"],
-            named=row["named"],
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return msgspec.json.decode(text, type=ThrottleMemory)
+    except ValueError:
         return ThrottleMemory()
-
-
-def _smoothed_row(mean: Smoothed) -> list[float]:
-    return [round(part, 4) for part in (mean.sum, mean.known_weight, mean.total)]
-
-
-def _deferral(row: Mapping[str, Any]) -> Deferral:
-    return Deferral(**{**row, "strains": tuple(LoadSignal(**signal) for signal in row["strains"])})

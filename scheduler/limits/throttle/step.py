@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
+from msgspec.structs import replace
 
 from monitor.facts.readings import Snapshot
 from monitor.gpus.snapshot import rows as snapshots

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduler.facts.people import Window
 from scheduler.limits.time_windows.policy import about, spans
@@ -17,14 +19,12 @@ HOUR, CELL_WIDE, CELL_HIGH = 10, 240, 24
 LEAST_NAMED, LEAST_MARKED, LEAST_HIGH = 5 * HOUR, 3 * HOUR, 12
 
 
-@dataclass(frozen=True, slots=True)
-class CalendarGpu:
+class CalendarGpu(Struct, frozen=True):
     uuid: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """A window in a cell. times: clock times; utc: the same in UTC, "" if they are the same.
 
     clashes: cannot be approved as requested.
@@ -67,8 +67,7 @@ class Bar:
         return f"{self.words} ({self.utc})" if self.utc else self.words
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """One GPU on one day. title: the label with times in UTC. now: position of the current time."""
 
     bars: tuple[Bar, ...]
@@ -78,8 +77,7 @@ class Cell:
     now: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CalendarDay:
+class CalendarDay(Struct, frozen=True):
     """`weekday`: 0 = Monday."""
 
     words: str
@@ -92,8 +90,7 @@ class CalendarDay:
         return f"{self.begin:%Y-%m-%d %H:%M} to {self.end:%Y-%m-%d %H:%M} UTC"
 
 
-@dataclass(frozen=True, slots=True)
-class CalendarRow:
+class CalendarRow(Struct, frozen=True):
     gpu: CalendarGpu
     cells: tuple[Cell, ...]
 

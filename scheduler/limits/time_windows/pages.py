@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from typing import Any, cast
 from zoneinfo import ZoneInfo, available_timezones
@@ -20,6 +19,8 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadReque
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.api import posted_text
 from monitor.facts.input_rules import character_problem, is_number
@@ -318,8 +319,7 @@ WIDTH = 1000
 LAST_WEEK = 8
 
 
-@dataclass(frozen=True, slots=True)
-class WeekStrip:
+class WeekStrip(Struct, frozen=True):
     """Seven days from a midnight on. `now` is the position of the current time on the strip."""
 
     since: datetime
@@ -333,8 +333,7 @@ class WeekStrip:
         return round(WIDTH * inside / WEEK.total_seconds(), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowLine:
+class WindowLine(Struct, frozen=True):
     """A time window as one user sees it.
 
     words: as it was agreed, in its own zone. here, utc: its times this week in the viewer's zone
@@ -368,8 +367,7 @@ class WindowLine:
         return f"{self.holder} will use {self.gpus} only in this time."
 
 
-@dataclass(frozen=True, slots=True)
-class Calendar:
+class Calendar(Struct, frozen=True):
     """Seven days of all GPUs; `week`: how many weeks from now."""
 
     days: Sequence[CalendarDay]

@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import groupby
 from zoneinfo import ZoneInfo
 
+from msgspec import Struct
+
 from monitor.facts.formats import first_few
 from monitor.facts.thresholds import threshold
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
@@ -43,8 +45,7 @@ class WindowPolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowRequest:
+class WindowRequest(Struct, frozen=True, kw_only=True):
     """The facts of a job that windows need. ends: the latest end, if `known`."""
 
     owner: str
@@ -294,8 +295,7 @@ SHORT = timedelta(days=31)
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """One occurrence of a window."""
 
     start: datetime

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from scheduler.facts.blockers import (
     LOAD_CODES,
@@ -29,8 +30,7 @@ COUNTS = {BlockerCode.OTHER_GPUS.value, BlockerCode.GPU_COUNT.value}
 LONGEST_LOG = 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """A blocker from a job's row. until None = unknown. never: the job cannot start."""
 
     code: str
@@ -70,8 +70,7 @@ class Reason:
         return re.search(rf"(?<![\w.]){re.escape(value)}(?![\w]|\.\d)", self.text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """The reasons of one tier."""
 
     words: str

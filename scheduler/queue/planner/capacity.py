@@ -11,8 +11,11 @@ Unknown memory is never counted as free. Of the host, jobs reserve memory and CP
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.claims import ASLEEP, ClaimFact
 from monitor.facts.formats import GIB
@@ -42,8 +45,7 @@ ABOVE_PEAK_PCT = 10.0
 HEAVY_PCT, RAMPED_PCT, RAMP = 30.0, 50.0, timedelta(seconds=60)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityContext:
+class CapacityContext(Struct, frozen=True, kw_only=True):
     """Facts about the GPUs besides the newest reading, by UUID. powers: ranks by model."""
 
     peaks: Peaks = field(default_factory=dict)
@@ -85,8 +87,7 @@ def _blocker(snapshot: Snapshot | None, policy: PlanPolicy, now: datetime) -> Bl
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _SlotBuilder:
+class _SlotBuilder(Struct, frozen=True):
     """Computes the slots of a snapshot."""
 
     policy: PlanPolicy

@@ -7,10 +7,12 @@ blockers. Constraints only tighten during a pass, so a rejected request need not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
@@ -27,8 +29,7 @@ from scheduler.queue.planner.order import OrderPolicy
 from scheduler.queue.planner.preemption import PreemptionPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerThresholds:
+class PlannerThresholds(Struct, frozen=True, kw_only=True):
     """The thresholds of all parts of a planning pass."""
 
     host: HostPolicy = field(default_factory=HostPolicy)

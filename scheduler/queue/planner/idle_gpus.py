@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from msgspec import Struct
+
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import GpuReading, Health
 from monitor.facts.thresholds import threshold
@@ -24,8 +26,7 @@ class IdlePolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingJob:
+class WaitingJob(Struct, frozen=True, kw_only=True):
     """A job with GPUs that waits. `gpu_uuid`: the one that it must have, empty = any."""
 
     job_id: int
@@ -34,8 +35,7 @@ class WaitingJob:
     gpu_uuid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class IdleGpu:
+class IdleGpu(Struct, frozen=True):
     """An idle GPU and the jobs that could have used it, the longest waiting first."""
 
     gpu: GpuReading

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+
+from msgspec import Struct
 
 from monitor.facts.formats import GIB
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
@@ -21,8 +22,7 @@ from scheduler.facts.plans import PlanPolicy, Slot
 from scheduler.facts.units import size
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(Struct, frozen=True):
     """Properties of a GPU that do not change. None = unknown."""
 
     uuid: str
@@ -33,8 +33,7 @@ class Traits:
     total_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True):
     """Shortage of a GPU for a request. field: of the request. has: None = unknown."""
 
     field: str

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
+from msgspec import Struct
+
 from monitor.facts.formats import duration, part
 from monitor.facts.thresholds import threshold
 from scheduler.facts.blockers import Blocker
@@ -57,8 +59,7 @@ class OrderPolicy:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
+class Factor(Struct, frozen=True):
     """One factor of a job's place in the queue: value 0..1, a higher value comes first."""
 
     name: str

@@ -12,10 +12,13 @@ the begin is unknown, jobs of known length may start until the reserved job has 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
@@ -103,7 +106,8 @@ def after_placement(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
     free = gpu.free_bytes
     if free is not None and requirement.memory_bytes is not None:
         free = max(0, free - requirement.memory_bytes)
-    return gpu.changed(
+    return replace(
+        gpu,
         free_bytes=free,
         jobs=(*gpu.jobs, job_id),
         exclusive=gpu.exclusive or requirement.exclusive or gpu.lone,
@@ -163,7 +167,7 @@ def explain(
 def _of_all_gpus(blocker: Blocker) -> Blocker:
     if blocker.code is not BlockerCode.GPU_MEMORY:
         return blocker
-    return replace(blocker, details=(*blocker.details, *details(everywhere=True)))
+    return dataclasses.replace(blocker, details=(*blocker.details, *details(everywhere=True)))
 
 
 def is_contended(of_gpus: Sequence[Blocker]) -> bool:
@@ -237,16 +241,14 @@ def _free_eighths(gpu: Slot) -> int:
     return -1 if gpu.free_bytes is None else 8 * gpu.free_bytes // (gpu.total_bytes or 1)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningUntil:
+class RunningUntil(Struct, frozen=True):
     """A job on GPUs and the latest time at which it leaves them. None = unknown."""
 
     job_id: int
     ends: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """GPUs reserved for a job, as they will be at `at`. None = the time is unknown.
 
     drains: no job starts in the reserved room any more, however short.
@@ -272,7 +274,7 @@ def reserve(
     excluded: Mapping[str, Blocker] = NO_EXCLUSIONS,
 ) -> Reservation | None:
     """The earliest possible reservation. None: the job would not fit on empty GPUs."""
-    future = [gpu.changed(ramping=None) if gpu.ramping else gpu for gpu in gpus]
+    future = [replace(gpu, ramping=None) if gpu.ramping else gpu for gpu in gpus]
     job_ids = {id_ for gpu in gpus for id_ in gpu.jobs}
     in_order = sorted(
         (stay for stay in running if stay.job_id in job_ids),

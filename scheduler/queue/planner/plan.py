@@ -10,11 +10,13 @@ and explained within a second.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
+
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
@@ -191,7 +193,7 @@ class GpuPool:
     def change(self, gpu_uuids: Collection[str], **changes: Any) -> None:
         """Replace fields of these GPUs."""
         self.gpus = [
-            gpu.changed(**changes) if gpu.gpu_uuid in gpu_uuids else gpu for gpu in self.gpus
+            replace(gpu, **changes) if gpu.gpu_uuid in gpu_uuids else gpu for gpu in self.gpus
         ]
 
     def explain(self, group: RequestGroup, job_id: int | None = None) -> tuple[Blocker, ...]:
@@ -486,7 +488,9 @@ class Pass:
         at = preemption.leave_from(blocker.jobs, self._may_leave, priority, state.rules.preemption)
         if at is None or at <= state.now:
             return blocker
-        return replace(blocker, details=(*blocker.details, ("leave_from", at.isoformat())))
+        return dataclasses.replace(
+            blocker, details=(*blocker.details, ("leave_from", at.isoformat()))
+        )
 
 
 _tier = attrgetter("tier")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import combinations
 
+from msgspec import Struct
+
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.thresholds import threshold
 from monitor.gpus.policy.presence import PresencePolicy
@@ -92,8 +94,7 @@ def victims(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Victims:
+class _Victims(Struct, frozen=True):
     """The jobs that must leave, and the GPUs that the job then gets."""
 
     gone: tuple[RunningJob, ...]

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from msgspec import Struct
+
 from monitor.facts.thresholds import threshold
 from scheduler.facts.units import size
 
@@ -21,8 +23,7 @@ from scheduler.facts.units import size
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMinute:
+class GpuMinute(Struct, frozen=True, kw_only=True):
     """Use of one GPU by all processes of an attempt in the minute that begins at `t`.
 
     held_s: the longest time that one of them was on the GPU. known_s: the part of it with measured
@@ -38,8 +39,7 @@ class GpuMinute:
     joules: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
+class GpuUse(Struct, frozen=True, kw_only=True):
     """GPU use of an attempt. None = not known.
 
     gpu_s: seconds for which it had its GPUs, times their number. sm_s: GPU-seconds used.
@@ -57,8 +57,7 @@ class GpuUse:
     joules: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySuggestion:
+class MemorySuggestion(Struct, frozen=True, kw_only=True):
     """GPU memory for a job, learned from earlier runs. peak_bytes: the highest of these runs."""
 
     memory_bytes: int
@@ -155,8 +154,7 @@ def suggest(
     return MemorySuggestion(memory_bytes=memory_bytes, peak_bytes=max(newest), runs=len(newest))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRun:
+class HostRun(Struct, frozen=True, kw_only=True):
     """Use of the host by an attempt. peak_bytes: as of the runner's result; None = unknown."""
 
     took_s: float

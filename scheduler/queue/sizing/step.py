@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 
 from django.contrib.auth.models import User
 from django.db.models import Count, Max, Q, QuerySet, Sum
+from msgspec.structs import asdict
 
 from monitor.facts.answers import fact_from
 from monitor.facts.readings import GpuReading, Snapshot

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
+from msgspec import Struct
 
 from monitor.facts.input_rules import is_storable
 from monitor.gpus import rows as gpu_rows
@@ -40,8 +40,7 @@ TOO_LONG = "Checking the items by the script takes too long; send fewer or short
 SHARED = "It applies to exclusive mode only."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedBatch:
+class CheckedBatch(Struct, frozen=True, kw_only=True):
     """A batch without mistakes, which is not stored yet. gpus: None = it takes none for itself."""
 
     owner: User

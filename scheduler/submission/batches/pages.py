@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from django.template.defaultfilters import pluralize
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from msgspec import Struct
 
 from monitor.facts.claims import GpuTask
 from monitor.facts.readings import GpuReading
@@ -62,8 +62,7 @@ STEP_WORDS: Mapping[ExclusiveStep, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BatchGpu:
+class BatchGpu(Struct, frozen=True):
     """A GPU beside a batch, with its state as on its card.
 
     percent: of the job on it; ends_at: its expected end. since: when its state began. completed:
@@ -82,15 +81,13 @@ class BatchGpu:
     completed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Queues:
+class Queues(Struct, frozen=True):
     prompts: int
     jobs: int
     items: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPanel:
+class BatchPanel(Struct, frozen=True):
     """A running batch, or one whose exclusive mode has not ended. step: "" = it shares GPUs."""
 
     id: int

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from msgspec import Struct
+
 from monitor.facts.thresholds import threshold
 from scheduler.facts.batches import Answer, BatchWork, ExclusiveFact, ExclusiveStep, ItemState
 from scheduler.facts.jobs import Outcome, QueuedJob, RunTime
@@ -21,8 +23,7 @@ ANNOUNCED_FOR, DRAINED_FOR = timedelta(seconds=10), timedelta(minutes=10)
 SLOWER_PART = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(Struct, frozen=True, kw_only=True):
     """How far a batch has come. work_s: run time of the `ended` items together."""
 
     queued: int
@@ -184,8 +185,7 @@ def workers_to_make(have: int, free: int, unfinished: int, places: int, room: in
     return max(0, wanted if room is None else min(wanted, room))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """The next status of an item. failed: the try counts as a failure."""
 
     status: ItemState

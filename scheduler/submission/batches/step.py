@@ -12,11 +12,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from monitor.facts.input_rules import is_storable
 from monitor.gpus.snapshot import rows as snapshots
@@ -61,8 +63,7 @@ UNSTORABLE = "Its error has characters that can't be stored."
 _S = WorkerState
 
 
-@dataclass(frozen=True, slots=True)
-class Crew:
+class Crew(Struct, frozen=True):
     """The jobs of the workers that had not ended at the last pass, and all attempts of them."""
 
     jobs: Mapping[int, Job]
@@ -320,8 +321,7 @@ def save(batch: Batch) -> None:
     batch.save(update_fields=_FIGURES)
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True):
     """A list of items, to be written after the commit."""
 
     files: WorkerFiles
@@ -331,8 +331,7 @@ class Publication:
         self.files.publish(self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(Struct, frozen=True):
     """The result of a pass. made: jobs of workers."""
 
     made: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -13,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 from monitor.facts.formats import duration
 from monitor.facts.gpu_states import GpuState
@@ -35,8 +35,7 @@ FACTORS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class IdleLine:
+class IdleLine(Struct, frozen=True):
     """An idle GPU; `use`: what holds memory on it."""
 
     host: str
@@ -45,8 +44,7 @@ class IdleLine:
     use: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceLine:
+class ChoiceLine(Struct, frozen=True):
     """chances: of all candidates, the likeliest first. weights: how each chance came about."""
 
     choice: IdleChoice
@@ -55,8 +53,7 @@ class ChoiceLine:
     weights: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateLine:
+class TemplateLine(Struct, frozen=True):
     """reason: why its chance is more or less than by its own weight, in words."""
 
     body: dict[str, Any]

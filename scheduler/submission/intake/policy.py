@@ -6,8 +6,10 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
 
 from scheduler.facts.field_types import LONGEST_NAME, MOST_DEPENDENCIES, JobField, ParseContext
 from scheduler.facts.job_fields import JOB_FIELDS
@@ -203,8 +205,7 @@ class _Submission:
 # The OS accounts that jobs run as, and how well they separate users.
 
 
-@dataclass(frozen=True, slots=True)
-class AccountRule:
+class AccountRule(Struct, frozen=True):
     """`is_safe`: users' jobs are separated from each other and from gpucoord. `todo`: a remedy."""
 
     is_safe: bool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
+from msgspec import Struct
 
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_types import LONGEST_NAME
@@ -29,8 +29,7 @@ PREFIX = "script_args."
 LONGEST_VALUE, LONGEST_PATH = 20_000, 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptLine:
+class ScriptLine(Struct, frozen=True):
     """A script in the list. command: its words as a user would type them.
 
     is_worker: they are those of a worker, because the script runs in batches only.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
 
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.language_models import PromptType
@@ -36,8 +37,7 @@ class TaskStatus(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTask:
+class NewTask(Struct, frozen=True, kw_only=True):
     """A request, as its record has it. gpu_requirement: any, none, or a GPU."""
 
     task_class: TaskClass

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState

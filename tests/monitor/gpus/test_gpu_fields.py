@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.gpu_fields import GpuField
 from monitor.facts.readings import GPU_FIELDS

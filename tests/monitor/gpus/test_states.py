@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, Condition, GpuState

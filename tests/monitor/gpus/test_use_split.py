@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from monitor.facts.readings import Health
 from monitor.gpus.policy.changes import UseSplit, by_gpu, of_host

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from monitor.incidents.policy.enforcement import (
     WARNINGS,
@@ -89,7 +90,7 @@ def test_by_default_no_step_is_taken() -> None:
 
 
 def test_a_step_is_left_out_when_it_has_no_time() -> None:
-    some = replace(ALL, warn_again_minutes=0, limit_minutes=0, terminate_minutes=0)
+    some = dataclasses.replace(ALL, warn_again_minutes=0, limit_minutes=0, terminate_minutes=0)
 
     assert story(some, 200) == ["0 warn", "45 renice", "90 freeze"]
 
@@ -103,7 +104,7 @@ def test_time_counts_from_when_the_warning_arrived() -> None:
 
 
 def test_after_a_warning_there_is_time_to_react() -> None:
-    late = replace(ALL, grace_minutes=20)
+    late = dataclasses.replace(ALL, grace_minutes=20)
 
     assert story(late, 100)[:3] == ["0 warn", "30 warn_again", "50 renice"]
 
@@ -151,17 +152,17 @@ def test_a_warning_that_can_not_be_written_is_tried_again_and_nothing_else_done(
     ],
 )
 def test_processes_outside_the_scope_are_exempt(changes: dict[str, Any]) -> None:
-    everything = replace(ALL, users=("*",)) if "user" not in changes else ALL
+    everything = dataclasses.replace(ALL, users=("*",)) if "user" not in changes else ALL
 
     assert exclusion_reason(case(**changes), everything)
     assert next_step(case(**changes), [], everything, NOW) is None
 
 
 def test_programs_hosts_and_containers_narrow_the_scope() -> None:
-    assert exclusion_reason(case(), replace(ALL, programs=("julia*",)))
-    assert exclusion_reason(case(), replace(ALL, hosts=("other",)))
-    assert exclusion_reason(case(), replace(ALL, programs=("py*",))) is None
-    inside = replace(ALL, containers=("docker/*",))
+    assert exclusion_reason(case(), dataclasses.replace(ALL, programs=("julia*",)))
+    assert exclusion_reason(case(), dataclasses.replace(ALL, hosts=("other",)))
+    assert exclusion_reason(case(), dataclasses.replace(ALL, programs=("py*",))) is None
+    inside = dataclasses.replace(ALL, containers=("docker/*",))
     assert exclusion_reason(case(container="docker/abc"), inside) is None
 
 
@@ -178,8 +179,8 @@ def test_nothing_new_is_done_when_it_is_over_paused_or_gone(changes: dict[str, A
         ({"is_there": False}, ALL, True),
         ({"is_open": False}, ALL, False),
         ({"is_paused": True}, ALL, False),
-        ({}, replace(ALL, enabled=False), False),
-        ({}, replace(ALL, users=("bob",)), False),
+        ({}, dataclasses.replace(ALL, enabled=False), False),
+        ({}, dataclasses.replace(ALL, users=("bob",)), False),
     ],
 )
 def test_an_incident_is_enforceable_while_it_lasts_and_the_policy_covers_it(
@@ -191,7 +192,7 @@ def test_an_incident_is_enforceable_while_it_lasts_and_the_policy_covers_it(
 def test_steps_out_of_order_are_refused_in_the_policy() -> None:
     assert ALL.conflicts() == {}
     assert EnforcementPolicy().conflicts() == {}
-    assert set(replace(ALL, limit_minutes=10).conflicts()) == {"limit_minutes"}
+    assert set(dataclasses.replace(ALL, limit_minutes=10).conflicts()) == {"limit_minutes"}
 
 
 taken_steps = st.lists(
@@ -211,7 +212,7 @@ taken_steps = st.lists(
 def test_no_action_ever_comes_without_a_warning_that_arrived(
     taken: list[StepRecord], minutes: int, grace: int
 ) -> None:
-    policy = replace(ALL, grace_minutes=grace)
+    policy = dataclasses.replace(ALL, grace_minutes=grace)
     step = next_step(case(), taken, policy, NOW + timedelta(minutes=minutes))
     arrived = [t for t in taken if t.step in WARNINGS and t.reached_at and not t.was_refused]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -15,6 +14,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 from django_q.models import OrmQ
+from msgspec.structs import replace
 
 from gpucoord_site.http.middleware import COOKIE
 from monitor.gpus.snapshot import rows as snapshots

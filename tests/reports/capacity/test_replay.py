@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from datetime import UTC, time, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reports.capacity.facts import RecordedJob
 from reports.capacity.policy.demand import AccountInput, Accounts
@@ -187,7 +188,7 @@ def queues(draw: st.DrawFn) -> list[RecordedJob]:
             owner=draw(st.sampled_from(["alice", "bob", "carol"])),
             priority=draw(st.integers(1, 5)),
             preemptible=draw(st.booleans()),
-            requirement=replace(ALONE, gpus=draw(st.integers(1, 2))),
+            requirement=dataclasses.replace(ALONE, gpus=draw(st.integers(1, 2))),
         )
         for id in range(1, count + 1)
     ]
@@ -219,7 +220,7 @@ def test_order_and_backfill_are_the_planners() -> None:
 
 
 def test_gpus_that_suit_no_job_are_left_alone() -> None:
-    picky = replace(ALONE, model="A100")
+    picky = dataclasses.replace(ALONE, model="A100")
     machine = [known_gpu(0), known_gpu(1, model="NVIDIA A100-SXM4-80GB")]
     found = figures([recorded(1, requirement=picky), recorded(2, requirement=picky)], machine)
     assert found.p90_s == HOUR_S

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from msgspec.structs import replace
 
 from monitor.owners.identity.policy import Viewer
 from reports.figures.actions import build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
+from msgspec.structs import replace
 
 from monitor.models import Claim, Gpu
 from scheduler.dispatch.steps.engine_answers import EngineAnswers, record_allocation

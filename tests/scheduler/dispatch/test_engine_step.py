@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ from typing import Any, cast
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
+from msgspec.structs import replace
 
 from monitor.models import ItemFault
 from scheduler.dispatch.steps.engine_answers import (

@@ -6,13 +6,13 @@ import contextlib
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from msgspec import Struct
 
 from monitor.facts.hosts import Limits, LimitSource
 from monitor.facts.input_rules import escaped
@@ -440,8 +440,7 @@ _MAX_COMMAND_BYTES = 4096
 _MAX_LINEAGE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
+class ProcessStat(Struct, frozen=True):
     """The used fields of /proc/PID/stat."""
 
     parent: int

@@ -7,8 +7,9 @@ import os
 import pwd
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from monitor.facts.accounts import AccountRanges
 from monitor.owners.identity.policy import (
@@ -185,7 +186,7 @@ def account_ranges(path: Path = LOGIN_DEFS) -> AccountRanges:
         lines = path.read_bytes()[:_LONGEST].decode(errors="replace").splitlines()
     except OSError:
         return AccountRanges()
-    names = {field.name.upper(): field.name for field in fields(AccountRanges)}
+    names = {name.upper(): name for name in AccountRanges.__struct_fields__}
     pairs = [words for line in lines if len(words := line.split()) > 1]
     values = {names[w[0]]: int(w[1]) for w in pairs if w[0] in names and w[1].isdecimal()}
     return AccountRanges(**values)

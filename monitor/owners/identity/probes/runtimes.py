@@ -11,9 +11,10 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from monitor.facts import input_rules
 from monitor.owners.identity.probes import homes
@@ -32,8 +33,7 @@ RETRY_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerLabels:
+class ContainerLabels(Struct, frozen=True):
     """people: uids, and names without account, that the labels name. is_known: they were read.
 
     job: the job that the label gpucoord.job names, "" = none.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from monitor.models import Gpu, GpuHour
 from monitor.pages.live.cards import round_sig3
@@ -34,8 +35,7 @@ Row = Mapping[str, Any]
 Value = Callable[[Row], float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class ChartLine:
+class ChartLine(Struct, frozen=True):
     """One series of a panel. `kind`: "" main series, "peak" its maxima, "second" another series."""
 
     label: str
@@ -43,8 +43,7 @@ class ChartLine:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerShare:
+class OwnerShare(Struct, frozen=True):
     """The part of an owner in a figure, by steps of `step` seconds. `owner` None: not one user."""
 
     label: str
@@ -53,15 +52,13 @@ class OwnerShare:
     points: tuple[Point, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerBand:
+class OwnerBand(Struct, frozen=True):
     label: str
     owner: str | None
     band: Band
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """The definition of a chart. `top` and `limit` None: unknown. `band`: shade above the limit.
 
     is_count: the scale has whole numbers only. `owners` stand on top of each other below the line.
@@ -78,8 +75,7 @@ class Panel:
     owners: tuple[OwnerShare, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnPanel:
+class DrawnPanel(Struct, frozen=True):
     """A line as the template draws it. `slot` is its index in the values of a point."""
 
     slot: int
@@ -88,8 +84,7 @@ class DrawnPanel:
     plot: Plot
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(Struct, frozen=True):
     title: str
     unit: str
     lines: tuple[DrawnPanel, ...]
@@ -107,8 +102,7 @@ class Chart:
         return " ".join(str(line.slot) for line in self.lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Readout:
+class Readout(Struct, frozen=True):
     """A vertical mark in the charts. `at` is its position from the left, 0 to 1000."""
 
     at: float
@@ -129,8 +123,7 @@ def moments(window: HistoryWindow, marks: Mapping[str, float | None]) -> tuple[R
     )
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """The charts of one window, the values for the readout, and a shorter table of values."""
 
     window: HistoryWindow
@@ -249,8 +242,7 @@ HOURS = 24
 IDLE_PCT, STEP_PCT = 1.0, 20
 
 
-@dataclass(frozen=True, slots=True)
-class HeatCell:
+class HeatCell(Struct, frozen=True):
     """One GPU in one hour. `busy_pct` None: unknown."""
 
     t: int
@@ -283,8 +275,7 @@ class HeatCell:
         return main is not None and main.usage.share_pct is not None and main.usage.sm_s < 1
 
 
-@dataclass(frozen=True, slots=True)
-class HeatStrip:
+class HeatStrip(Struct, frozen=True):
     """One GPU's cells, oldest first, and its main users with their hours."""
 
     gpu: Gpu

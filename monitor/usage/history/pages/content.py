@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.formats import GIB
 from monitor.facts.readings import GPU_FIELDS, ProcessReading
@@ -177,8 +178,7 @@ def _own_power(row: Row) -> float | None:
 PROCESSES_SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
+class Ranges(Struct, frozen=True):
     """The choice of ranges above the charts."""
 
     window: HistoryWindow
@@ -331,8 +331,7 @@ def while_running(
     return [row for row in cut if row["seen_s"] >= SHORTEST_MEAN_S] or cut
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLine:
+class MemoryLine(Struct, frozen=True):
     """A line in the chart of GPU memory: "requested 20 GiB"."""
 
     word: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from monitor.facts.formats import GIB
 from monitor.usage.history.charts import Point
@@ -15,8 +16,7 @@ from monitor.usage.rows.processes import UsageTotals, steps_by_owner
 MOST_OWNERS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
+class _Figure(Struct, frozen=True):
     """A figure of a GPU as the sum of its processes: amount ÷ known seconds of the GPU ÷ scale."""
 
     amount: str

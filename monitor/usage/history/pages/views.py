@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +12,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
+from msgspec import Struct
 
 from monitor.api import viewer_of
 from monitor.facts.incidents import IDLE_HELD
@@ -34,8 +34,7 @@ from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows.processes import UsageTotals
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentUse:
+class CurrentUse(Struct, frozen=True):
     """A process of the user; `idle_since`: since when its memory has been idle."""
 
     row: ProcessRow
@@ -47,8 +46,7 @@ class CurrentUse:
     command: list[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True):
     """An open incident, worded for its owner."""
 
     incident: Incident

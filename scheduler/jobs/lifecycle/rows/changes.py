@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import connection, transaction
 from django.db.models import Q, QuerySet
+from msgspec import Struct
 
 from monitor.journal.rows import audit, counters, events
 from monitor.runtime.rows.database import keep_commits_synced
@@ -205,8 +205,7 @@ def _wake_all() -> None:
 # cost hardly depends on the number of jobs. The caller has checked the permissions.
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The locked rows of one change; `reference` and `owner` are "" when the jobs have several."""
 
     ids: tuple[int, ...]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.prepared import compiled_once
@@ -28,8 +29,7 @@ RequestKey = tuple[str, str, timedelta | None, timedelta | None]
 REFRESH_AFTER = timedelta(minutes=2)
 
 
-@dataclass(frozen=True, slots=True)
-class UsualDuration:
+class UsualDuration(Struct, frozen=True):
     """Median and 90th percentile of the run times of `count` jobs.
 
     memory_bytes, cpus: of the host, which the newest of them took; None = too few runs tell.

@@ -7,12 +7,12 @@ of its first job, waits for all its jobs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import BigIntegerField, Count, Exists, F, Max, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce
+from msgspec import Struct
 
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.wakeups import wake
@@ -267,8 +267,7 @@ def _once(after: Iterable[Dependency]) -> list[Dependency]:
     return list(unique.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Struct, frozen=True):
     """Progress of an array. first: the number of its first job, which identifies the array."""
 
     first: int

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.facts.language_models import DayUse, Service
@@ -67,8 +68,7 @@ _WAIT = re.compile(r"\bwait=(\d{1,5})\b")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Store:
+class Store(Struct):
     """Bytes of the bodies of each user, in memory or on disk, and how many there may be."""
 
     resource: str

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import ceil
@@ -20,6 +19,8 @@ from typing import TypeVar
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
@@ -40,8 +41,7 @@ SUSPECT_S = 2.0
 FAULTS_IN_ROW = 5
 
 
-@dataclass(slots=True)
-class Place:
+class Place(Struct):
     """A request's way: it waits, an instance takes it, it ends."""
 
     request: Request

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import PRIORITIES, NewJob, Refusal
@@ -23,8 +25,7 @@ DEFAULT_TIME_LIMIT = timedelta(hours=1)
 SLACK = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentLimits:
+class AgentLimits(Struct, frozen=True, kw_only=True):
     """The limits of an agent. gpu_minutes: a day; a shared GPU counts whole."""
 
     id: int
@@ -33,8 +34,7 @@ class AgentLimits:
     gpu_minutes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentUse:
+class AgentUse(Struct, frozen=True, kw_only=True):
     """Placed jobs of an agent, and its GPU-minutes of the day.
 
     committed: what its placed jobs may still use until their time limits. resets_at: the day's end.
@@ -46,8 +46,7 @@ class AgentUse:
     resets_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentJob:
+class AgentJob(Struct, frozen=True, kw_only=True):
     """A waiting job of an agent that no other condition keeps waiting."""
 
     id: int

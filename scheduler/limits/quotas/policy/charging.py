@@ -11,11 +11,12 @@ most the whole of a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import accumulate
 from math import inf
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from monitor.facts.claims import ClaimFact
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
@@ -23,8 +24,7 @@ from monitor.gpus.policy.capability import hidden
 from scheduler.facts.people import Budget, Capacity
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUseSpan:
+class GpuUseSpan(Struct, frozen=True):
     """A job's claim on a part of a GPU. until_at: None = it is open."""
 
     owner: str
@@ -79,8 +79,7 @@ def _sum(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
     return sums
 
 
-@dataclass(slots=True)
-class Charge:
+class Charge(Struct):
     """In GPUs. outside: the part that no job of ours takes. excess: what jobs take beyond what they
     keep from others.
 
@@ -351,8 +350,7 @@ def usage_from_days(
     return usage
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
+class Day(Struct, frozen=True):
     """A day of the ledger; both instants are in UTC."""
 
     from_at: datetime

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import GpuReading
@@ -53,8 +56,7 @@ class PressurePolicy:
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSignal:
+class LoadSignal(Struct, frozen=True):
     """One reason for backpressure. label and value are logged as gpu_util=91.
 
     of_gpus: it does not affect jobs without a GPU.
@@ -70,8 +72,7 @@ class LoadSignal:
         return self.label if self.value is None else f"{self.label}={self.value:.0f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deferral:
+class Deferral(Struct, frozen=True, kw_only=True):
     """The deferral of a priority class; times are epoch seconds.
 
     number: count of deferrals since the last long calm. calm_t: since when there is no load signal.
@@ -307,8 +308,7 @@ class UtilisationPolicy:
         return {"low_pct": "it must be below the upper end of the target"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class Level(Struct, frozen=True, kw_only=True):
     """State of the controller. level: None = nothing was measured yet.
 
     use, running: at the previous tick. settles_t: the level is constant until then.
@@ -321,8 +321,7 @@ class Level:
     settles_t: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UtilisationInput:
+class UtilisationInput(Struct, frozen=True, kw_only=True):
     """Input of the controller. use: smoothed use of all GPUs. others: foreign processes' part.
 
     running: jobs on GPUs. young: jobs whose load cannot be measured yet. quiet: idle GPUs without

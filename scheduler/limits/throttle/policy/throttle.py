@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from math import exp
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import Condition
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
@@ -132,8 +135,7 @@ def multiplier(
 MOST_GAP_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Smoothed:
+class Smoothed(Struct, frozen=True, array_like=True):
     """`total`: the weight of all time, `known_weight`: of the time in which the value was known."""
 
     sum: float = 0.0
@@ -166,8 +168,7 @@ class Smoothed:
 NO_MEAN = Smoothed()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemory:
+class GpuMemory(Struct, frozen=True, kw_only=True, array_like=True):
     """Of one GPU: its smoothed use, others' part of it, and since when it has been saturated."""
 
     use: Smoothed = NO_MEAN
@@ -176,8 +177,7 @@ class GpuMemory:
     full_since_t: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThrottleMemory:
+class ThrottleMemory(Struct, frozen=True, kw_only=True):
     """State that is stored between ticks.
 
     busy: GPUs too busy for a class. early: kinds of load that defer background jobs only. The rest
@@ -197,8 +197,7 @@ class ThrottleMemory:
     named: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThrottlePolicies:
+class ThrottlePolicies(Struct, frozen=True, kw_only=True):
     """The thresholds of the throttle."""
 
     adaptive: AdaptivePolicy = field(default_factory=AdaptivePolicy)
@@ -206,8 +205,7 @@ class ThrottlePolicies:
     utilisation: UtilisationPolicy = field(default_factory=UtilisationPolicy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanContext:
+class PlanContext(Struct, frozen=True, kw_only=True):
     """Facts besides the readings.
 
     jobs_on: jobs that share GPUs, by GPU. alone: GPUs that one job has for itself. young, bound: as
@@ -462,8 +460,7 @@ class ModePolicy:
         return min(COOPERATIVE_BELOW_PCT, self.defensive_above_pct)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
+class Override(Struct, frozen=True, kw_only=True):
     """The mode that an operator set, and until when."""
 
     mode: Mode
@@ -471,8 +468,7 @@ class Override:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModeDecision:
+class ModeDecision(Struct, frozen=True):
     """The mode that holds and the one that the hogs alone would give, each with its reason."""
 
     mode: Mode

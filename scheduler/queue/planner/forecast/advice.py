@@ -6,10 +6,13 @@ the change, until the start without it, and given only if the start then becomes
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.formats import duration
 from scheduler.facts.blockers import Blocker
@@ -30,8 +33,7 @@ LIMIT_STEP = timedelta(minutes=5)
 Value = str | int | bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceFacts:
+class AdviceFacts(Struct, frozen=True, kw_only=True):
     """most_priority: what the owner's quota allows. host_is_chosen: by its owner.
 
     needed_bytes: the GPU memory for such a job by earlier runs, never below their highest peak;
@@ -43,8 +45,7 @@ class AdviceFacts:
     needed_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class World(Struct, frozen=True, kw_only=True):
     """The input of one host's planner. queue: without the job that the question is about."""
 
     queue: Sequence[QueuedJob]
@@ -53,8 +54,7 @@ class World:
     rules: PlannerThresholds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """A change of a request. fields: as REST names them, None = the default.
 
     words: what to do. leaves: (GPUs, user): the user's processes outside the queue leave them.
@@ -66,8 +66,7 @@ class Change:
     leaves: tuple[Collection[str], str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Advice(Struct, frozen=True, kw_only=True):
     """A change with which the job is planned to start earlier.
 
     earlier: than without it. An unknown start counts as the horizon of forecasts.
@@ -201,7 +200,7 @@ def _release(
 ) -> Iterator[Change]:
     others = tuple(blocker for blocker in job.waits if blocker.code is not Code.HELD)
     if len(others) < len(job.waits):
-        released = replace(job, waits=others)
+        released = dataclasses.replace(job, waits=others)
         yield Change(fields={"held": None}, words="Release the hold", job=released)
 
 
@@ -221,7 +220,7 @@ def _constraints(
         yield _with(job, words, {"on_gpu": None}, gpu_uuid="")
     if facts.host_is_chosen:
         words = f"Allow any host instead of {job.host}"
-        yield Change(fields={"host": None}, words=words, job=replace(job, host=""))
+        yield Change(fields={"host": None}, words=words, job=dataclasses.replace(job, host=""))
     if wanted.model:
         yield _with(job, f"Allow GPUs other than {wanted.model}", {"model": None}, model="")
     if wanted.capability:
@@ -282,7 +281,7 @@ def _limit(
         if is_shorter and limit >= max(LIMIT_STEP, job.typical or LIMIT_STEP):
             words = f"Set the time limit to {duration(limit.total_seconds())}"
             value = f"{limit // timedelta(minutes=1)}min"
-            changed = replace(job, time_limit=limit)
+            changed = dataclasses.replace(job, time_limit=limit)
             yield Change(fields={"time_limit": value}, words=words, job=changed)
 
 
@@ -310,10 +309,10 @@ def _urgency(
 ) -> Iterator[Change]:
     for raised in range(job.priority + 1, min(facts.most_priority, max(PRIORITIES)) + 1):
         words = f"Raise the priority to {raised}"
-        changed = replace(job, priority=raised)
+        changed = dataclasses.replace(job, priority=raised)
         yield Change(fields={"priority": raised}, words=words, job=changed)
     if not job.preemptible:
-        changed = replace(job, preemptible=True)
+        changed = dataclasses.replace(job, preemptible=True)
         yield Change(fields={"preemptible": True}, words="Make it preemptible", job=changed)
 
 
@@ -363,8 +362,8 @@ def _request_to(
 
 
 def _with(job: QueuedJob, words: str, fields: Mapping[str, Value], **changes: object) -> Change:
-    requirement: Requirement = replace(job.requirement, **changes)  # type: ignore[arg-type]
-    return Change(fields=fields, words=words, job=replace(job, requirement=requirement))
+    requirement: Requirement = dataclasses.replace(job.requirement, **changes)  # type: ignore[arg-type]
+    return Change(fields=fields, words=words, job=dataclasses.replace(job, requirement=requirement))
 
 
 RULES: tuple[Rule, ...] = (_release, _constraints, _less, _ask, _limit, _urgency)

@@ -6,12 +6,13 @@ import heapq
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from math import exp, log, sqrt
 from statistics import median
 from typing import Any
+
+from msgspec import Struct, field
 
 from scheduler.facts.jobs import CLASSES, Ends, QueuedJob, RunTime
 from scheduler.facts.language_models import OWNER
@@ -282,8 +283,7 @@ SHORTEST = timedelta(seconds=2)
 PARTS = tuple(sqrt(n + 1) - sqrt(n) for n in range(64))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedJob:
+class EndedJob(Struct, frozen=True, kw_only=True):
     """A job that ran to its own end or to its limit."""
 
     owner: str
@@ -293,8 +293,7 @@ class EndedJob:
     estimate: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Median and standard deviation of logarithms, and how many jobs they are of.
 
     kinds: how many different programs these jobs are, where another program is predicted.
@@ -324,8 +323,7 @@ OF_LIMIT = Spread(log(0.4), 0.7)
 OF_ESTIMATE = Spread(0.0, 0.3)
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """Statistics of ended jobs, by owner ("" = all users). alike: by owner and job name."""
 
     alike: Mapping[tuple[str, str], Spread] = field(default_factory=dict)

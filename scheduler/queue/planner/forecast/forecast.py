@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from msgspec import Struct
+
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.plans import PlanPolicy, Slots
@@ -50,8 +52,7 @@ class Estimate:
 NEVER = Estimate(position=None, p50=None, p90=None, never=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True, kw_only=True):
     """The placement or the forecast of a job that is not submitted."""
 
     starts_now: bool

@@ -8,14 +8,17 @@ See classes.py for the waiting jobs.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import QueuedJob
@@ -53,8 +56,7 @@ MOST_PASSES = 120
 Event = tuple[datetime, int, bool, Callable[..., None], tuple[Any, ...]]
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     """A job on its GPUs. queued: as it waited, None = it ran before the simulation.
 
     paid: what of its longest time counts towards the budget; since: from when on.
@@ -226,7 +228,7 @@ class Simulation:
                 return
             else:
                 opens = max(opens, blocker.until)
-        job = replace(job, waits=())
+        job = dataclasses.replace(job, waits=())
         if not needed:
             self._at(opens, self._jobs.add, job)
         for id_ in needed:
@@ -252,8 +254,10 @@ class Simulation:
         account = self._state.people[owner]
         if account.budget is None:
             return
-        budget = replace(account.budget, spent=0.0, resets_at=account.budget.resets_at + DAY)
-        self._state.people[owner] = replace(account, budget=budget)
+        budget = dataclasses.replace(
+            account.budget, spent=0.0, resets_at=account.budget.resets_at + DAY
+        )
+        self._state.people[owner] = dataclasses.replace(account, budget=budget)
         self._state.limits.pop(owner, None)
         self._at(budget.resets_at, self._reset_budget, owner, is_periodic=True)
         self._jobs.unpark(owner)
@@ -488,7 +492,7 @@ class Simulation:
             expected=job.expected,
             preemptible=True,
         )
-        self._jobs.add(replace(queued, may_preempt_at=self._now + COOL_DOWN))
+        self._jobs.add(dataclasses.replace(queued, may_preempt_at=self._now + COOL_DOWN))
 
     # A pass of the planner.
 

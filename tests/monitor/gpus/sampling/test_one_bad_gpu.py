@@ -6,11 +6,11 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pynvml
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.readings import GpuReading, GpuSweep, Health
 from monitor.gpus.sampling.policy import bounded_sweep

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.sampling.policy import start_lines

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
 from monitor.owners.accounts import policy

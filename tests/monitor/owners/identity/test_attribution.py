@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact
 from monitor.facts.readings import GpuProcess, ProcessIdentity, ProcessReading

@@ -9,11 +9,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.accounts import NO_LOGIN
 from monitor.facts.readings import OwnerSource

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import replace
 from datetime import timedelta
 
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimKind, GpuTask
 from monitor.facts.gpu_states import GpuState
@@ -30,7 +31,7 @@ def test_texts_of_drivers_and_users_are_escaped() -> None:
     assert "<b>" not in html.replace("<b data-v", "")
     assert "&lt;b&gt;&quot;x&quot;" in html
     assert "<i>" not in html
-    assert "<host>" not in gpu_row(replace(card, host="<host>"), several=True)
+    assert "<host>" not in gpu_row(dataclasses.replace(card, host="<host>"), several=True)
 
 
 def test_a_row_is_named_by_its_index_and_with_several_hosts_by_its_host_too() -> None:
@@ -101,8 +102,8 @@ def test_it_names_what_runs_with_progress_and_end() -> None:
     train = GpuTask(job_ref="12", name="train", owner="alice", progress=0.43, ends_at=ends)
     model = GpuTask(job_ref="13", name="qwen", owner="llm", kind=ClaimKind.LLM)
 
-    job = gpu_cells(replace(seen(), tasks=(train, model)))
-    alone = gpu_cells(replace(seen(), tasks=(model,)))
+    job = gpu_cells(dataclasses.replace(seen(), tasks=(train, model)))
+    alone = gpu_cells(dataclasses.replace(seen(), tasks=(model,)))
 
     assert re.search(r'href="/jobs/12/">train</a> 43 % · ends ~<time.*</time> · 1 more', job)
     assert 'href="/models/qwen/">qwen</a></span>' in alone

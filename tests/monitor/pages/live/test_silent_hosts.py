@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
+from msgspec.structs import replace
 
 from monitor.facts.incidents import CPU_HOG, FAIR_SHARE, SUSTAINED
 from monitor.facts.usage import CpuProcess

@@ -22,7 +22,7 @@ from tests.builders import GIB
 
 def _decision(outcome: Outcome = Outcome.FAILED, **facts: Any) -> RetryDecision:
     """Facts of the end and of the past by their names."""
-    of_end = {name: facts.pop(name) for name in AttemptEnd.__dataclass_fields__ if name in facts}
+    of_end = {name: facts.pop(name) for name in AttemptEnd.__struct_fields__ if name in facts}
     largest = facts.pop("largest_bytes", None)
     end = AttemptEnd(**({"exit_code": 1} | of_end), outcome=outcome)
     return decide(end, RetryHistory(job_id=7, **facts), largest)

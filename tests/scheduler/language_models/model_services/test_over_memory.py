@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from monitor.facts.incidents import OVER_MEMORY
 from monitor.gpus.snapshot import rows as snapshots

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import GpuState
 from monitor.gpus.snapshot import rows as snapshots

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from scheduler.facts.language_models import Assignment, Instance, Request, Service, WaitCode
 from scheduler.language_models.prompts.policy import assign, retry_after_s, sentence

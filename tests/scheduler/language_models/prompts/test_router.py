@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from scheduler.facts.language_models import Instance, Request, Service
 from scheduler.language_models.prompts.policy import RECENT_S, Router

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from reports.capacity.facts import RecordedJob
 from reports.capacity.policy.replay import Replay, ReplayInput
@@ -47,7 +48,11 @@ class WithAgent(Replay):
 
     def _queued(self, job: RecordedJob) -> QueuedJob:
         queued = super()._queued(job)
-        return queued if job.id < FIRST_OF_AGENT else replace(queued, priority=PRIORITY_IN_PLANS)
+        return (
+            queued
+            if job.id < FIRST_OF_AGENT
+            else dataclasses.replace(queued, priority=PRIORITY_IN_PLANS)
+        )
 
     def _start(self, job_id: int, gpu_uuids: tuple[str, ...], now: datetime) -> None:
         super()._start(job_id, gpu_uuids, now)

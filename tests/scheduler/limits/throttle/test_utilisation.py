@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scheduler.limits.throttle.policy.pressure import (
     INTEGRAL_GAIN,

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob, Requirement

@@ -12,7 +12,7 @@ For jobs that declare their memory both must choose the same GPUs. They differ, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil
 from types import ModuleType
@@ -20,6 +20,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact
 from monitor.facts.readings import ProcessReading

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from datetime import time, timedelta
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import QueuedJob, RunTime
@@ -98,7 +99,7 @@ def _odd_job(draw: st.DrawFn, job: QueuedJob) -> QueuedJob:
     begins = Blocker(code=BlockerCode.BEGIN_TIME, until=draw(MOMENTS))
     follows = Blocker(code=BlockerCode.DEPENDENCY, jobs=(draw(st.integers(1, 104)),))
     p50 = draw(st.none() | LENGTHS)
-    return replace(
+    return dataclasses.replace(
         job,
         submitted_at=draw(MOMENTS),
         time_limit=draw(st.none() | LENGTHS),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import PriorityClass, QueuedJob, Requirement
@@ -195,7 +196,7 @@ def _without_a_cause(slots: Slots, cause: int) -> Slots:
     """The same with one kind of obstacle gone."""
     changes: tuple[dict[str, Any], ...] = (
         {"throttle": Throttle()},
-        {"people": {n: replace(s, quota=Quota()) for n, s in slots.people.items()}},
+        {"people": {n: dataclasses.replace(s, quota=Quota()) for n, s in slots.people.items()}},
         {"gpus": tuple(replace(gpu, closed=()) for gpu in slots.gpus)},
         {"gpus": tuple(replace(gpu, healthy=True) for gpu in slots.gpus)},
         {"gpus": tuple(replace(gpu, reserved_for=None) for gpu in slots.gpus)},

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import combinations
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
@@ -105,7 +106,9 @@ def test_who_has_just_begun_stays() -> None:
     young = _running(1, started_at=NOW - timedelta(minutes=9))
 
     assert _ask(_wanting(), _slots([young])) is None
-    assert _leave(_wanting(), _slots([young]), replace(POLICY, min_run_minutes=9.0)) == [1]
+    assert _leave(
+        _wanting(), _slots([young]), dataclasses.replace(POLICY, min_run_minutes=9.0)
+    ) == [1]
 
 
 def test_who_is_leaving_already_is_not_asked_again() -> None:
@@ -142,7 +145,9 @@ def test_nobody_leaves_when_there_is_room() -> None:
 
 
 def test_preemption_can_be_turned_off() -> None:
-    assert _ask(_wanting(), _slots([_running(1)]), replace(POLICY, enabled=False)) is None
+    assert (
+        _ask(_wanting(), _slots([_running(1)]), dataclasses.replace(POLICY, enabled=False)) is None
+    )
 
 
 def test_one_leaves_rather_than_two() -> None:
@@ -333,7 +338,7 @@ class _Box:
         waiting = [j for j in self.wishes.values() if j.id not in self.running]
         due = [job for job in waiting if job.submitted_at <= self.now]
         for job in sorted(due, key=lambda job: (-job.priority, job.submitted_at, job.id)):
-            self._serve(replace(job, may_preempt_at=self.cool.get(job.id)))
+            self._serve(dataclasses.replace(job, may_preempt_at=self.cool.get(job.id)))
         self.now += timedelta(minutes=5)
 
     def _serve(self, job: QueuedJob) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from datetime import datetime, time, timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement
@@ -130,7 +131,7 @@ def test_a_batch_frees_its_gpus_with_its_last_job() -> None:
 def test_a_batch_keeps_its_gpus_until_the_items_that_are_no_jobs_yet_have_ended() -> None:
     own = Requirement(exclusive=True, batch=4)
     item, more = runs(9, hours=1, requirement=own), waits(2, requirement=own, owner="bob")
-    coming = tuple(replace(more, id=n) for n in (11, 12, 13))
+    coming = tuple(dataclasses.replace(more, id=n) for n in (11, 12, 13))
     gpu = slot(0, jobs=(9,), exclusive=True, batch=4)
 
     found = starts([waits(1, submitted_at=NOW - 2 * HOUR), more], [gpu], item, coming=coming)
@@ -143,7 +144,7 @@ def test_a_batch_keeps_its_gpus_until_the_items_that_are_no_jobs_yet_have_ended(
 def test_items_that_are_no_jobs_yet_come_after_those_that_are() -> None:
     item, first = waits(1, hours=1), waits(2, hours=1)
 
-    found = starts([item, first], [slot(0)], coming=(replace(item, id=11),))
+    found = starts([item, first], [slot(0)], coming=(dataclasses.replace(item, id=11),))
 
     assert after(found[2]) == HOUR
 

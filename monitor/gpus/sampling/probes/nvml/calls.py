@@ -6,9 +6,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.readings import GpuReading, Health
 from monitor.facts.usage import CallCost
@@ -43,8 +45,7 @@ def patience_s(call: str) -> float:
     return HUNG_STARTING_S if call in STARTING else HUNG_S
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """The problem, the remedy, and the health of a GPU that returns this error."""
 
     problem: str

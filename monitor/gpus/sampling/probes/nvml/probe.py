@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pynvml
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from monitor.facts.claims import ClaimFact
 from monitor.facts.gpu_states import HealthReading
@@ -71,8 +72,7 @@ _CALLS: Mapping[str, Key] = {
 }
 
 
-@dataclass(slots=True)
-class _Device:
+class _Device(Struct):
     """A handle, what is known to stay the same about the GPU behind it, and its last answers.
 
     `wanted`: fields that stay the same but could not be read yet. `hung`: the GPU is not called.

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.gpu_fields import MOST_MEMORY
 from monitor.facts.readings import GpuProcess, GpuReading, GpuSweep
@@ -355,8 +357,7 @@ SHARE, LONGEST_S = 0.05, 5.0
 EARLY_S = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
+class _Listing(Struct, frozen=True):
     """The process lists of a GPU, with the memory use and live pids at that time."""
 
     processes: list[GpuProcess]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Lock, Thread
+
+from msgspec.structs import replace
 
 from monitor.facts.claims import ASLEEP, ClaimFact, ClaimKind
 from monitor.facts.readings import GpuSweep

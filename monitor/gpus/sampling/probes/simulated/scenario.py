@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import exp
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from monitor.facts.gpu_states import HealthReading
 from monitor.facts.readings import (
@@ -82,8 +84,7 @@ _WEIGHTS = [exp(-lag * _GRID_S / _COOLING_S) for lag in range(_LAGS)]
 _WEIGHT = sum(_WEIGHTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """One of our own jobs on a simulated GPU, from `began` on, until `ended` where it has.
 
     `works`: for which part of the time; while it is paused it only holds its memory.
@@ -97,8 +98,7 @@ class Load:
     works: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(Struct, frozen=True):
     """Work of one process on one GPU."""
 
     pid: int

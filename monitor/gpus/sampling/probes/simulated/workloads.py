@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 GIB = 1024**3
 # Above the kernel's highest possible pid: a simulated process can't be taken for a real one.
@@ -19,8 +21,7 @@ WEEK_OFFSET_S = 3 * 86_400.0
 Shape = Callable[[float, float], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Struct, frozen=True):
     """A program that is started again and again: it runs `runs_s` of every `every_s` seconds."""
 
     user: str | None
