@@ -192,7 +192,7 @@ def test_the_page_lists_the_processes(
         version="9.8.7",
         address="http://x/",
         started_t=now - 3600,
-        children=[web, tasks],
+        children=(web, tasks),
         canary_t=now - 4,
         canary_s=0.5,
     )

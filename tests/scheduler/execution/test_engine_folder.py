@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from django.contrib.auth.models import User
@@ -57,7 +59,7 @@ def specs(
     account = Account("other", "/", uid=OTHER, gid=OTHER)
     monkeypatch.setattr(SpecWriter, "_account", lambda *_: account)
     base = tmp_path_factory.mktemp("engine")
-    parents = [base, *base.parents[:2]]
+    parents = [base, *takewhile(lambda parent: parent != Path(gettempdir()), base.parents)]
     before = [parent.stat().st_mode for parent in parents]
     for parent in parents:
         parent.chmod(0o711)
