@@ -40,9 +40,14 @@ settings.load_profile("steady")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def chromium_path() -> str | None:
+    """The path of Chromium, without windows if possible: drawing them costs more than the pages."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
 def _missing_browser() -> str | None:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    return None if found else "Chromium is not installed"
+    return None if chromium_path() else "Chromium is not installed"
 
 
 def _missing_postgres() -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.conftest import chromium_path
 from tests.processes.service import Service, wait_until
 
 WIDE: ViewportSize = {"width": 1400, "height": 900}
@@ -60,9 +60,8 @@ def has_use(service: Service) -> bool:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """One browser per module: while Playwright's loop runs, Django takes this thread for async."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=OPTIONS)
         yield browser
         browser.close()
 

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from tests.browser.conftest import OPTIONS, PATIENCE_MS
+from tests.conftest import chromium_path
 from tests.pace import LONGEST_S
 from tests.processes.person import as_account, command, environment, needs_accounts
 from tests.processes.service import ROOT, Service, wait_until
@@ -115,9 +116,8 @@ def test_an_account_of_the_server_needs_no_step_before_its_first_job(
 
 def _runs_a_first_job(invitation: str, report: str) -> None:
     """As a new user in a browser: set a password, submit the job of the page, read the report."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=OPTIONS)
         page = browser.new_page()
         expect.set_options(timeout=PATIENCE_MS)
         page.set_default_timeout(PATIENCE_MS)
