@@ -36,24 +36,26 @@ def paths() -> list[str]:
     return [f"/{route}" for route in routes if "<" not in route and not route.startswith(NO_PAGES)]
 
 
-def dead_links(client: Client, pages: list[str]) -> dict[str, str]:
-    """The links to pages that are not found, each with a page that has it."""
-    seen_on = dict.fromkeys(pages, "")
-    left, dead = list(pages), {}
+def follow(client: Client, pages: list[str]) -> tuple[dict[str, int], dict[str, str]]:
+    """The statuses of these pages and of those behind their links; for each link, a page with it."""
+    statuses: dict[str, int] = {}
+    linked_from: dict[str, str] = {}
+    left = pages[::-1]
     while left:
         path = left.pop()
+        if path in statuses:
+            continue
         answer = client.get(path)
-        if answer.status_code == 404:
-            dead[path] = seen_on[path]
+        statuses[path] = answer.status_code
         if answer.status_code != 200 or not answer["Content-Type"].startswith("text/html"):
             continue
         for link in map(unescape, LINK.findall(answer.content.decode())):
             # A query of a page that was opened shows the same page.
             plain = link.partition("?")[0]
-            if plain not in seen_on and not NOT_FOLLOWED.match(plain):
-                seen_on[plain] = path
+            if not NOT_FOLLOWED.match(plain):
+                linked_from.setdefault(plain, path)
                 left.append(plain)
-    return dead
+    return statuses, linked_from
 
 
 def rows_of_extensions(owner: User) -> int:
@@ -115,10 +117,11 @@ def main() -> None:
     item = rows_of_extensions(root)
     client = Client()
     client.force_login(root)
-    statuses = {path: client.get(path).status_code for path in pages}
-    dead = dead_links(client, [path for path, status in statuses.items() if status == 200])
+    statuses, linked_from = follow(client, pages)
+    dead = {path: page for path, page in linked_from.items() if statuses[path] == 404}
     shows_item = f'href="/jobs/{item}/"' in client.get("/").content.decode()
-    found = {"pages": statuses, "modules": modules, "dead": dead, "shows_item": shows_item}
+    opened = {path: statuses[path] for path in pages}
+    found = {"pages": opened, "modules": modules, "dead": dead, "shows_item": shows_item}
     json.dump(found, sys.stdout)
 
 
