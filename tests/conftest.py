@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,6 +131,20 @@ def pytest_configure(config: pytest.Config) -> None:
         option.markexpr = f"not long and ({any_of})"
     elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and option.markexpr == "not long":
         option.markexpr = f"not long and not ({any_of})"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take long come first, then those with many tests.
+
+    A worker takes one file after another, so that the last ones should be short.
+    """
+    limits: Counter[Path] = Counter()
+    tests = Counter(item.path for item in items)
+    for item in items:
+        if limit := item.get_closest_marker("timeout"):
+            limits[item.path] = max(limits[item.path], limit.args[0])
+    items.sort(key=lambda item: (-limits[item.path], -tests[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -37,7 +37,7 @@ def paths() -> list[str]:
 
 
 def follow(client: Client, pages: list[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """The statuses of these pages and of those behind their links; for each link, a page with it."""
+    """The statuses of these pages and of those behind links; for each link, a page that has it."""
     statuses: dict[str, int] = {}
     linked_from: dict[str, str] = {}
     left = pages[::-1]
