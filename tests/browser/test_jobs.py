@@ -84,6 +84,7 @@ def test_what_a_person_opened_stays_open_when_news_come(open_page: Open) -> None
     page = open_page("/jobs/new/")
     number = submit(page, "true", GPUs="8")
     expect(page.locator(".why")).to_be_visible()
+    expect(page.locator("#job-live details")).to_have_count(2)
     details = page.locator("#job-live details").all()
     for each in details:
         if each.get_attribute("open") is None:
