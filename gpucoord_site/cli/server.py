@@ -11,11 +11,10 @@ import sys
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from msgspec import Struct
 
 from gpucoord_site.cli import connection, local_login
 from gpucoord_site.cli.commands import (
@@ -26,7 +25,6 @@ from gpucoord_site.cli.commands import (
     complain,
     show,
 )
-from scheduler.facts.language_models import OWNER
 
 if TYPE_CHECKING:
     from gpucoord_site.config.settings import Config
@@ -257,7 +255,8 @@ class SetupFailed(Exception):
     """A step is not possible; the message says why, and what to do."""
 
 
-class Step(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Step:
     """`text`: what it changes, as an order. It is left out if it `is_done`."""
 
     text: str
@@ -284,6 +283,8 @@ class System:
 
 def installing(system: System, program: Path, admin: str | None, name: str | None) -> list[Step]:
     """admin: the OS account of the first administrator; name: of the server behind a proxy."""
+    from scheduler.facts.language_models import OWNER
+
     unit = unit_text(program)
     steps = [
         Step(
@@ -293,7 +294,7 @@ def installing(system: System, program: Path, admin: str | None, name: str | Non
         ),
         Step(
             f"create the account {OWNER}, which runs the servers of language models",
-            _has_account,
+            lambda: _has_account(OWNER),
             lambda: system.run(
                 ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", OWNER]
             ),
@@ -386,9 +387,9 @@ def _start(system: System) -> Callable[[], None]:
     return start
 
 
-def _has_account() -> bool:
+def _has_account(name: str) -> bool:
     try:
-        pwd.getpwnam(OWNER)
+        pwd.getpwnam(name)
     except KeyError:
         return False
     return True

@@ -85,7 +85,7 @@ def found(client: Client, data: Path, settings: Any) -> Scrape:
             version="0",
             address="",
             started_t=0,
-            children=[child],
+            children=(child,),
             listeners=[ListenerState(name="web", address="")],
         ),
     )

@@ -35,7 +35,7 @@ def commands() -> Recorder:
 @pytest.fixture
 def system(tmp_path: Path, commands: Recorder, monkeypatch: pytest.MonkeyPatch) -> System:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    monkeypatch.setattr(server, "_has_account", lambda: "useradd" in " ".join(commands.ran))
+    monkeypatch.setattr(server, "_has_account", lambda name: "useradd" in " ".join(commands.ran))
     return System(root=tmp_path, run=commands)
 
 
