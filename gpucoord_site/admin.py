@@ -21,7 +21,7 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 
 from monitor.facts import formats
-from monitor.templatetags import text_tags
+from monitor.templatetags import monitor_tags
 from scheduler.templatetags import job_tags
 
 # Two groups of settings for operators, and the tables to look at when something is wrong.
@@ -116,7 +116,7 @@ def _words(field: Any) -> Callable[[Any], str] | None:
     if isinstance(field, models.JSONField):
         return _listed
     if field.name == "text":
-        return text_tags.with_times
+        return monitor_tags.with_times
     is_plain = isinstance(field, models.CharField | models.IntegerField) and not field.choices
     return str if is_plain and _head(field) != field.verbose_name else None
 
@@ -155,7 +155,7 @@ def _listed(value: Any) -> str:
         value = [f"{name}: {each}" for name, each in value.items()]
     if isinstance(value, list):
         value = ", ".join(map(str, value)) or formats.UNKNOWN
-    return text_tags.with_times(str(value))
+    return monitor_tags.with_times(str(value))
 
 
 def _moment(at: datetime) -> str:

@@ -17,7 +17,7 @@ from django.urls import path, re_path
 
 from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
 from gpucoord_site.http.handler import ThreadHandler
-from monitor.pages.live.consumers import live
+from monitor.pages.hub import live
 from monitor.runtime.rows.extensions import part
 from scheduler.jobs.live.consumers import job
 

@@ -23,9 +23,9 @@ from msgspec import Struct
 from gpucoord_site.documentation import library
 from gpucoord_site.models import WelcomeHidden
 from monitor.facts.accounts import LocalAccounts
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Channel
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import forms

@@ -32,7 +32,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from monitor.facts.answers import AnswerField
+from monitor.facts.formats import AnswerField
 from monitor.facts.input_rules import (
     CHARACTER_SENTENCE,
     TIME_SENTENCE,
@@ -42,7 +42,7 @@ from monitor.facts.input_rules import (
     is_storable,
     parse_time,
 )
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 
 BLANK_SENTENCE = "This is blank. Leave the field out, or write null for its default."
 # A text that is not blank, in JSON Schema.

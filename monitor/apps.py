@@ -12,7 +12,7 @@ class MonitorConfig(AppConfig):
     def ready(self) -> None:
         from monitor.catalogue import POLICIES, PROFILES, TOPICS
         from monitor.incidents.pages import ALERTS, REGION
-        from monitor.pages.live.frames import register
+        from monitor.pages.frames import register
         from monitor.thresholds import rows as thresholds
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from django.urls import path
 
 from monitor.gpus import pages as gpu_pages
-from monitor.gpus.hosts import pages as host_pages
 from monitor.incidents import pages as incident_views
 from monitor.journal import pages as journal_views
-from monitor.pages.live import pages as live_pages
+from monitor.pages import views as live_pages
 from monitor.runtime import pages as health
 from monitor.thresholds.pages import rules
-from monitor.usage.history.pages import views as history_views
+from monitor.usage.pages import views as history_views
 
 urlpatterns = [
     path("", live_pages.dashboard, name="dashboard"),
@@ -38,6 +37,6 @@ urlpatterns = [
     path("processes/<int:pk>/", history_views.process, name="process"),
     # A name may hold anything, even a slash.
     path("users/<path:name>/", history_views.person, name="person"),
-    path("hosts/", host_pages.hosts, name="hosts"),
+    path("hosts/", gpu_pages.hosts, name="hosts"),
     path("hosts/<path:name>/", history_views.host, name="host"),
 ]

@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
 
-from monitor.admin.base import Forgettable
+from monitor.admin.records import Forgettable
 from monitor.journal.rows import audit
 from reports.figures.facts import ReportRefused
 from reports.figures.policy import periods

@@ -18,6 +18,6 @@ class ReportsConfig(AppConfig):
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         periodic_tasks.register("reports.tasks:queue_due")
         if extensions.is_on("schedules"):
-            from reports.schedule import actions, step
+            from reports.schedule import step as delivery
 
-            steps.register_attachments(step.ATTACHED, actions.enclosure)
+            steps.register_attachments(delivery.ATTACHED_REPORT, delivery.enclosure)

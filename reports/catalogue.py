@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reports.capacity.policy.demand import CapacityPolicy
-from reports.figures.policy.violations import ReportPolicy
+from reports.figures.policy.advice import ReportPolicy
 from reports.schedule.policy import DeliveryPolicy
 
 POLICIES: dict[str, type[Any]] = {

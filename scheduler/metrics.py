@@ -9,8 +9,8 @@ from django.db.models import Count, Min, QuerySet
 
 from monitor.journal.rows import counters
 from monitor.pages.metrics import Families
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.extensions import parts
-from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import rows as runs
 from scheduler.disk import steps
 from scheduler.disk.policy import DiskLevel

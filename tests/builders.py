@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from monitor.facts.claims import ClaimFact
+from monitor.facts.accounts import ClaimFact
 from monitor.facts.readings import GpuReading, HostReading, ProcessReading, Snapshot
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import Slot

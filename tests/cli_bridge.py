@@ -14,7 +14,7 @@ from django.utils import timezone
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.client import Answer, Client
 from monitor.models import Agent
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 
 class DjangoTransport:

@@ -18,7 +18,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from hypothesis import HealthCheck, settings
 
-from monitor.owners.identity.probes import runtimes
+from monitor.owners.probes import credentials as runtimes
 from scheduler.dispatch.steps import advice, preview
 from scheduler.jobs.lifecycle.rows import durations
 from scheduler.runner import accounts, files

@@ -245,7 +245,7 @@ def test_subjects_form_no_cycle() -> None:
 
 def test_pynvml_and_psutil_have_one_door_each() -> None:
     doors = {
-        "monitor.gpus.sampling.probes.nvml.probe": {"pynvml"},
+        "monitor.gpus.sampling.probes.nvml": {"pynvml"},
         "monitor.gpus.sampling.probes.host": {"psutil"},
     }
 

@@ -19,7 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from gpucoord_site.models import ExternalLogin
-from monitor.admin.base import Forgettable
+from monitor.admin.records import Forgettable
 from monitor.models import LoginLink
 from reports.models import ReportSubscription
 from scheduler.models import (

@@ -13,7 +13,7 @@ from ninja.errors import HttpError
 
 from gpucoord_site.accounts import people
 from monitor.api import InvalidInput, PlainText, RequestBody
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 router = Router()
 

@@ -11,7 +11,7 @@ from django_auth_ldap.backend import LDAPBackend
 
 from gpucoord_site.accounts import people
 from gpucoord_site.accounts.people import NotAccepted
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 
 class LdapLogin(LDAPBackend):  # type: ignore[misc]

@@ -26,8 +26,8 @@ from django.utils import timezone
 from gpucoord_site.config.settings import Config
 from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
 from monitor.journal.rows import audit
-from monitor.owners.accounts import policy, rows
-from monitor.owners.accounts.probes import PeerReader, credentials
+from monitor.owners import policy, rows
+from monitor.owners.probes.credentials import PeerReader, credentials
 from scheduler.facts.language_models import OWNER
 
 TOKEN, LINK = "token", "link"

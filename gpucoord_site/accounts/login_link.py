@@ -30,8 +30,8 @@ from django.views.decorators.http import require_GET, require_POST
 from gpucoord_site.models import UserSession
 from monitor.journal.rows import audit
 from monitor.models import ApiToken
-from monitor.owners.accounts import rows
-from monitor.pages.live.consumers import LOGINS
+from monitor.owners import rows
+from monitor.pages.hub import LOGINS
 from monitor.runtime.rows.wakeups import wake
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 

@@ -24,7 +24,7 @@ from gpucoord_site.models import ExternalLogin
 from monitor.api import InvalidInput
 from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.limits.quotas import rows as quotas
 

@@ -29,9 +29,9 @@ from monitor.api import InvalidInput
 from monitor.facts.accounts import AccountRanges
 from monitor.journal.rows import audit
 from monitor.models import ApiToken, OsAccount
-from monitor.owners.accounts import rows as os_accounts
-from monitor.owners.identity.probes.credentials import account_ranges
-from monitor.usage.history.pages.content import window as history_window
+from monitor.owners import rows as os_accounts
+from monitor.owners.probes.credentials import account_ranges
+from monitor.usage.pages.content import window as history_window
 from monitor.usage.rows import processes
 from scheduler.facts.language_models import OWNER
 from scheduler.limits.quotas import pages as quota_pages

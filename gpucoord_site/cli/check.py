@@ -142,7 +142,7 @@ def gpus(config: Config) -> Iterator[Finding]:
 
 
 def _real(config: Config) -> Iterator[Finding]:
-    from monitor.gpus.sampling.probes.nvml.probe import detect
+    from monitor.gpus.sampling.probes.nvml import detect
 
     sweep, versions = detect(datetime.now(UTC))
     if sweep.problem and not sweep.gpus:

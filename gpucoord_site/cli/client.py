@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from gpucoord_site.cli import local_login
 from gpucoord_site.cli.commands import Failed
 from monitor.facts import input_rules
-from monitor.owners.identity.probes.listeners import is_on_this_host, needs_privilege, peer_uids
+from monitor.owners.probes.listeners import is_on_this_host, needs_privilege, peer_uids
 
 CONNECT_S = 5.0
 CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)

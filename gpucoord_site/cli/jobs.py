@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpucoord_site.cli import tables
 from gpucoord_site.cli.commands import JOB, arg, count, in_words
 from gpucoord_site.cli.connection import SERVER, asks
-from monitor.facts.answers import AnswerField
-from monitor.facts.formats import sentence_parts
+from monitor.facts.formats import AnswerField, sentence_parts
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.units import parse_duration
 from scheduler.runner.spec import script_in

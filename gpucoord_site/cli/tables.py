@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from monitor.facts.answers import AnswerField
-from monitor.facts.formats import GIB
+from monitor.facts.formats import GIB, AnswerField
 from monitor.facts.input_rules import escaped
 
 UNKNOWN = "-"

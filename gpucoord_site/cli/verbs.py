@@ -26,7 +26,7 @@ from gpucoord_site.cli.commands import (
     show,
 )
 from gpucoord_site.cli.connection import SERVER, asks
-from monitor.facts.answers import AnswerField
+from monitor.facts.formats import AnswerField
 from monitor.facts.incidents import INCIDENT_ANSWERS
 from monitor.facts.input_rules import escaped
 from scheduler.facts.units import minutes_left, minutes_taken, parse_bytes, size

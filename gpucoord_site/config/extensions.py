@@ -59,13 +59,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "capacity": (
         "reports.capacity.api",
-        "reports.capacity.metrics",
         "reports.capacity.pages",
         "reports.capacity.rows",
         "reports.capacity.step",
     ),
     "schedules": (
-        "reports.schedule.actions",
         "reports.schedule.api",
         "reports.schedule.pages",
         "reports.schedule.rows",

@@ -31,7 +31,7 @@ from gpucoord_site.config.extensions import ROOMS, known
 from gpucoord_site.config.file import ConfigError, config_file, default_data_folder, read_toml
 from gpucoord_site.config.values import Names, Ranks, Tables, Text
 from monitor.facts.accounts import LocalRule
-from monitor.owners.accounts.policy import default_rule, parse_rule
+from monitor.owners.policy import default_rule, parse_rule
 
 __all__ = ["Config", "ConfigError", "load_config"]
 

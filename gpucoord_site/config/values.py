@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
 from monitor.facts import input_rules
-from monitor.owners.accounts.policy import parse_rule
+from monitor.owners.policy import parse_rule
 from monitor.thresholds.policy import nearest
 
 

@@ -8,9 +8,18 @@ from random import Random
 
 from msgspec import Struct
 
-from monitor.gpus.sampling.probes.simulated import workloads
-from monitor.gpus.sampling.probes.simulated.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
-from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID, GIB, Shape, noise
+from monitor.gpus.sampling.probes import simulated
+from monitor.gpus.sampling.probes.simulated import (
+    FIRST_PID,
+    GIB,
+    IDLE_W,
+    LIMIT_W,
+    RESERVED,
+    TOTAL,
+    Shape,
+    noise,
+    pid_of,
+)
 
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 DAYS = 30
@@ -110,9 +119,9 @@ def _load(t: int, gpu: int, there: Sequence[DemoLife], seed: int) -> Load:
 
 def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[DemoLife]:
     """The runs of the scenario's programs, under the pids that the scenario gives them."""
-    scripts: list[workloads.Script] = []
+    scripts: list[simulated.Script] = []
     for turn, first in enumerate(range(0, gpus, 8)):
-        scripts += workloads.cast(first, min(8, gpus - first), turn + seed)
+        scripts += simulated.cast(first, min(8, gpus - first), turn + seed)
     for number, script in enumerate(scripts):
         if script.runs_s < SHORTEST_S:
             continue
@@ -123,7 +132,7 @@ def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[DemoLife
                 yield from _runs(script, number, run, began)
 
 
-def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iterator[DemoLife]:
+def _runs(script: simulated.Script, number: int, run: int, began: float) -> Iterator[DemoLife]:
     for gpu in script.gpus:
         yield DemoLife(
             user=script.user,
@@ -155,7 +164,7 @@ def _nightly(gpus: int, since: int, until: int) -> Iterator[DemoLife]:
                 began=began,
                 ended=began + NIGHT_S,
                 gib=20,
-                shape=workloads.hog,
+                shape=simulated.hog,
             )
 
 
@@ -176,6 +185,6 @@ def _own(gpus: int, seed: int, since: int, until: int) -> Iterator[DemoLife]:
                 began=t,
                 ended=ended,
                 gib=ROOM_GIB[gpu] * dice.uniform(0.2, 0.9),
-                shape=dice.choice((workloads.training, workloads.serving, workloads.idle)),
+                shape=dice.choice((simulated.training, simulated.serving, simulated.idle)),
             )
             t = ended + dice.uniform(0.1, 1.5 if office else 6) * HOUR_S

@@ -14,7 +14,7 @@ from random import Random
 from django.contrib.auth.models import User
 from msgspec import Struct
 
-from monitor.gpus.sampling.probes.simulated.scenario import NAME
+from monitor.gpus.sampling.probes.simulated import NAME
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.language_models import (
     InstanceState,

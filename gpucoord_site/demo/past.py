@@ -14,16 +14,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, SHORTEST_S
-from monitor.facts.claims import ClaimFact
+from monitor.facts.accounts import ClaimFact
 from monitor.facts.formats import duration
 from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.states import with_states
-from monitor.gpus.sampling.probes.simulated.scenario import Load, Scenario
-from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID
+from monitor.gpus.sampling.probes.simulated import FIRST_PID, Load, Scenario
 from monitor.models import Claim, Event, Incident, ProcessHour, ProcessMinute, ProcessUse
-from monitor.owners.identity.policy import attribute
+from monitor.owners.policy import attribute
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Attempt, Job

@@ -24,8 +24,7 @@ from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
 from gpucoord_site.demo.model_services import is_backlog_due, send_prompt, submit_backlog
 from gpucoord_site.demo.past import LARGE, PEOPLE, sampled_hours
 from monitor.facts.readings import OwnerSource, Snapshot
-from monitor.gpus.sampling.probes.simulated.scenario import Scenario
-from monitor.gpus.sampling.probes.simulated.workloads import GIB
+from monitor.gpus.sampling.probes.simulated import GIB, Scenario
 from monitor.models import (
     Gpu,
     GpuHour,

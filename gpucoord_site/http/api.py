@@ -29,10 +29,10 @@ from monitor.gpus.api import gpu_router, host_router
 from monitor.gpus.api import router as monitor_router
 from monitor.incidents.api import router as incident_router
 from monitor.models import Agent
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from monitor.runtime.rows.extensions import part
 from monitor.thresholds.api import router as policy_router
-from monitor.usage.history.api import router as history_router
+from monitor.usage.api import router as history_router
 from reports.render.api import router as report_router
 from reports.tags.api import router as tag_router
 from scheduler.dispatch.api import router as without_incident_router

@@ -23,7 +23,7 @@ from gpucoord_site.http import errors
 from gpucoord_site.http import errors as problems
 from gpucoord_site.http.errors import PREFIX, refusal
 from monitor.facts.input_rules import CHARACTER_SENTENCE, is_storable
-from monitor.pages.live.consumers import Receive, Scope, Send
+from monitor.pages.hub import Receive, Scope, Send
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 HttpApplication = Callable[[Any, Any, Any], Awaitable[Any]]

@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from gpucoord_site import __version__
 from gpucoord_site.http import security_log
 from gpucoord_site.http.client_address import is_within
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from monitor.pages import metrics as monitor_metrics
 from monitor.pages.metrics import Families
 from monitor.runtime.rows.extensions import parts
@@ -83,7 +83,7 @@ def gather() -> Families:
     now = timezone.now()
     monitor_metrics.add_metrics(into, now)
     scheduler_metrics.add_metrics(into, now)
-    for add_metrics in parts("reports.capacity.metrics:add_metrics"):
+    for add_metrics in parts("reports.capacity.pages:add_metrics"):
         add_metrics(into, now)
     help_text = "Time that this answer took to put together."
     into.gauge("gpucoord_scrape_duration_seconds", help_text, {}, time.perf_counter() - began)

@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpucoord_site.service.log_stream import LogStream
-from monitor.runtime.probes.process_identity import start_ticks
-from monitor.runtime.probes.service_state import ChildState
+from monitor.runtime.probes.processes import ChildState, start_ticks
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15

@@ -15,10 +15,11 @@ from gpucoord_site import __version__
 from gpucoord_site.config.settings import Config
 from gpucoord_site.config.values import is_loopback
 from gpucoord_site.service.startup_checks import UnableToStart
-from monitor.facts.hosts import JoiningHost
-from monitor.gpus.hosts import policy, rows
+from monitor.facts.readings import JoiningHost
+from monitor.gpus.policy import hosts as host_policy
+from monitor.gpus.rows import hosts as host_rows
 from monitor.journal.rows import events
-from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.probes.processes import boot_id
 
 FILE = "host_id"
 
@@ -41,9 +42,9 @@ def join(config: Config, port: int | None, log_port: int | None = None) -> None:
     )
     token = config.join_token or ""
     with transaction.atomic():
-        has_token = bool(token) and rows.is_valid_token(token, now)
-        hosts = rows.all_hosts()
-        problem = policy.join_problem(
+        has_token = bool(token) and host_rows.is_valid_token(token, now)
+        hosts = host_rows.all_hosts()
+        problem = host_policy.join_problem(
             new, hosts, now, has_token=has_token, shared=connection.vendor == "postgresql"
         )
         if problem:
@@ -51,9 +52,9 @@ def join(config: Config, port: int | None, log_port: int | None = None) -> None:
             raise UnableToStart(f"{problem}{spent if not has_token else ''}")
         instances = {host.name: host.instance for host in hosts}
         is_new = instances.get(new.name) != new.instance
-        if has_token and is_new and not rows.use_token(token):
+        if has_token and is_new and not host_rows.use_token(token):
             raise UnableToStart("GPUCOORD_JOIN_TOKEN has just been used by another host.")
-        if rows.register(new, now):
+        if host_rows.register(new, now):
             text = f"The host {new.name} has joined with gpucoord {new.version}."
             events.add("HOST_JOINED", text, now=now, host=new.name)
 

@@ -23,12 +23,12 @@ from gpucoord_site.service import loops
 from gpucoord_site.service.lifeline import Lifeline
 from gpucoord_site.service.logs import masked
 from monitor.gpus.sampling.policy import hang_text
-from monitor.gpus.sampling.probes.nvml.calls import patience_s
+from monitor.gpus.sampling.probes.nvml_calls import patience_s
 from monitor.journal.rows import events
 from monitor.models import Lease
 from monitor.runtime.policy import Step
 from monitor.runtime.probes import datagrams
-from monitor.runtime.probes.process_identity import me
+from monitor.runtime.probes.processes import me
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.item_isolation import place_of
 from monitor.runtime.rows.leases import HeldLease, LeaseLost

@@ -49,10 +49,9 @@ from gpucoord_site.service.startup_checks import (
 from gpucoord_site.service.supervisor import Supervisor
 from monitor.facts.accounts import LocalAccounts
 from monitor.journal.rows import audit
-from monitor.owners.accounts import rows as os_accounts
-from monitor.runtime.probes import service_state
-from monitor.runtime.probes.process_identity import boot_id, start_ticks
-from monitor.runtime.probes.service_state import ChildState, ServiceState
+from monitor.owners import rows as os_accounts
+from monitor.runtime.probes import processes as service_state
+from monitor.runtime.probes.processes import ChildState, ServiceState, boot_id, start_ticks
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.policy import DiskPolicy
 from scheduler.facts.jobs import JobState

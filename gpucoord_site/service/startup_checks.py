@@ -136,7 +136,7 @@ def check_nvml(*, is_set: bool) -> None:
 
     is_set: the setting asks for it; else the profile does.
     """
-    from monitor.gpus.sampling.probes.nvml.probe import detect
+    from monitor.gpus.sampling.probes.nvml import detect
 
     sweep, _ = detect(timezone.now())
     if not sweep.gpus:

@@ -20,7 +20,7 @@ from django_q.cluster import Sentinel
 from django_q.conf import Conf
 from django_q.models import OrmQ
 
-from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
+from monitor.runtime.rows.database import TEXT_MARK, PreparedQuery
 
 # Without tasks the cluster of reports ends after this time.
 REPORTS_IDLE_S = 10.0

@@ -24,9 +24,9 @@ from django_q.tasks import async_task
 
 from gpucoord_site.service import loops
 from monitor.models import Lease
-from monitor.runtime.probes.process_identity import cpu_ticks, is_alive
+from monitor.runtime.probes.processes import cpu_ticks, is_alive
 from monitor.runtime.rows import leases
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from scheduler.runner import process_tree
 
 CANARY_EVERY_S = 10.0

@@ -16,7 +16,7 @@ from threading import Timer
 
 from gpucoord_site.asgi import application
 from gpucoord_site.service.slim_imports import imported_without
-from monitor.pages.live.hub import hub
+from monitor.pages.hub import hub
 
 # TLS is a matter of the reverse proxy, and click of commands. The fast code for long messages
 # would load a parser of C, and what a page sends is short.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from monitor.admin import accounts, channels, policies, records
-from monitor.admin import records as hosts
+from monitor.admin import accounts, records
 
 __all__ = ["accounts", "channels", "hosts", "policies", "records"]

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from monitor.facts.answers import AnswerField
+from monitor.facts.formats import AnswerField
 
 _listed = partial(AnswerField, is_listed=True)
 

@@ -1,4 +1,4 @@
-"""Facts: readings of the probes. Unknown is None, never zero."""
+"""Facts: hosts, and readings of the probes. Unknown is None, never zero."""
 
 from __future__ import annotations
 
@@ -9,20 +9,273 @@ from typing import Annotated
 
 from msgspec import Struct, field
 
-from monitor.facts.gpu_fields import (
+from monitor.facts.gpus import (
     MOST_MEMORY,
     MOST_POWER,
     PERCENT,
+    Condition,
     Gauge,
+    GpuState,
+    HealthReading,
     Meter,
     Rollup,
+    Xid,
     declared,
     figure,
 )
-from monitor.facts.gpu_states import Condition, GpuState, HealthReading, Xid
-from monitor.facts.hosts import Limits, used_pct
-from monitor.facts.presence import OwnerReading
-from monitor.facts.usage import CallCost, EndedProcess, GpuMark, InstanceReading, UseSource
+
+
+class HostState(StrEnum):
+    """Set by operators. drained: no new jobs start; disabled: its service does not start either."""
+
+    ACTIVE = "active"
+    DRAINED = "drained"
+    DISABLED = "disabled"
+
+
+class HostFact(Struct, frozen=True, kw_only=True):
+    """seen_at: its newest reading. down_at: an operator confirmed that it is down.
+
+    address: of its pages. log_address: where other hosts read its logs. models_address: of its
+    endpoint for language models, for other hosts. "" = it has none.
+
+    instance: identity of its data folder; "" = it has not started since hosts have one.
+    key_mark: a digest of its secret key; "" = not known.
+    """
+
+    name: str
+    state: HostState = HostState.ACTIVE
+    instance: str = ""
+    key_mark: str = ""
+    version: str = ""
+    address: str = ""
+    log_address: str = ""
+    models_address: str = ""
+    reason: str = ""
+    changed_by: str = ""
+    started_at: datetime | None = None
+    seen_at: datetime | None = None
+    down_at: datetime | None = None
+    down_by: str = ""
+    gpus: int = 0
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether new jobs may start there."""
+        return self.state is HostState.ACTIVE
+
+
+class JoiningHost(Struct, frozen=True, kw_only=True):
+    """The statement of a host about itself when it starts."""
+
+    name: str
+    instance: str
+    boot_id: str
+    version: str
+    address: str
+    profile: str
+    log_address: str = ""
+    key_mark: str = ""
+
+
+# The limits of this process on its machine, and their origin. Unknown is None.
+
+
+class LimitSource(Struct, frozen=True):
+    """An upper limit and where it comes from, in words."""
+
+    value: float
+    origin: str
+
+
+class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The lowest limits of machine, container and configuration, with their origin.
+
+    `memory_used_bytes`: the memory that counts against the container's limit. `visible_gpus`: the
+    GPUs that NVIDIA_VISIBLE_DEVICES names, None = all. Requests are the resources that a pod is
+    guaranteed.
+    """
+
+    cpus: float | None = None
+    cpus_origin: str | None = None
+    memory_bytes: int | None = None
+    memory_origin: str | None = None
+    memory_used_bytes: int | None = None
+    machine_cpus: int | None = None
+    machine_memory_bytes: int | None = None
+    cpus_requested: float | None = None
+    memory_requested_bytes: int | None = None
+    visible_gpus: tuple[str, ...] | None = None
+
+
+# The space of a file system, as `df` counts it.
+
+
+def used_pct(used_bytes: int | None, available_bytes: int | None) -> float | None:
+    """Used part of the usable space in percent, as `df` counts it.
+
+    The blocks that are reserved for root are neither used nor available. None: it is unknown, or
+    the file system has no size, as /proc.
+    """
+    if used_bytes is None or available_bytes is None:
+        return None
+    usable = used_bytes + available_bytes
+    return 100 * used_bytes / usable if usable else None
+
+
+class FileSystemSpace(Struct, frozen=True, kw_only=True):
+    """The space of a file system, without the blocks that are reserved for root."""
+
+    used_bytes: int
+    available_bytes: int
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.used_bytes + self.available_bytes
+
+    @property
+    def used_pct(self) -> float | None:
+        return used_pct(self.used_bytes, self.available_bytes)
+
+
+class UseSource(StrEnum):
+    """How a process's share of a GPU is known, best first."""
+
+    ACCOUNTING = "accounting"
+    PROCESSES_INFO = "processes_info"
+    PROCESS_UTILIZATION = "process_utilization"
+    DEVICE = "device"
+    UNKNOWN = "unknown"
+
+
+class EndedProcess(Struct, frozen=True, kw_only=True):
+    """Usage of an ended process since the previous sweep.
+
+    `lived_s` is given when it came and went between two sweeps.
+    """
+
+    gpu_uuid: str
+    pid: int
+    busy_s: float
+    source: UseSource
+    lived_s: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+class InstanceReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A MIG instance of a GPU. NVML reports its memory and processes, but no utilisation."""
+
+    gpu_uuid: str
+    uuid: str
+    instance: int | None = None
+    name: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+
+
+class CallCost(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Cost of one call of the driver: times of the newest calls, in milliseconds.
+
+    `every`: asked at each so many sweeps; more than 1 while it is slow. `count` and `errors` are
+    those of the process that samples.
+    """
+
+    call: str
+    count: int
+    p50_ms: float
+    p99_ms: float
+    errors: int = 0
+    every: int = 1
+
+
+class GpuMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Up to where a GPU's processes have been counted, in the driver's own clock and counters.
+
+    `cursor_us` is the greatest timestamp that the driver gave, `age_s` how long ago that was;
+    `period_us` the driver's sampling period where it gives each sample; `allowance_s` how much of
+    the GPU's work no process has been given yet; `accounts`: {pid: (start, samples, sum)};
+    `is_unexplained`: at the last look the GPU worked more than the driver attributed to processes;
+    `names_clients`: the driver has attributed work to a client of MPS.
+    """
+
+    cursor_us: int | None = None
+    age_s: float = 0.0
+    period_us: int | None = None
+    allowance_s: float = 0.0
+    accounts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    is_unexplained: bool = False
+    names_clients: bool = False
+
+
+class CpuProcess(Struct, frozen=True, kw_only=True):
+    """cpu_s: in all since it started. user None = an account without a name."""
+
+    pid: int
+    start_ticks: int
+    cpu_s: float
+    uid: int
+    user: str | None = None
+    program: str = ""
+    session: int = 0
+    parent: int = 0
+
+
+class Presence(StrEnum):
+    """free: no owner process · suspect: perhaps only for a moment, no job starts ·
+
+    owner: jobs yield · leaving: the owner seems gone, jobs wait a little longer.
+    """
+
+    FREE = "free"
+    SUSPECT = "suspect"
+    OWNER = "owner"
+    LEAVING = "leaving"
+
+
+class BaselineProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A background graphics program whose usual memory does not count as presence.
+
+    memory_bytes: what has been learned. level_bytes: what it held at `level_since`; where it stays
+    quiet near that, it is learned.
+    """
+
+    program: str
+    memory_bytes: int = 0
+    level_bytes: int = 0
+    level_since: datetime
+
+
+class OwnerReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The presence of an interactive user on a GPU, and since when. `came_at`: first seen.
+
+    program, user, pid: the process with the strongest sign; None = absent or unknown. until: when
+    the GPU is free again if the user does not return; None = unknown.
+    """
+
+    gpu_uuid: str
+    presence: Presence
+    since: datetime
+    came_at: datetime | None = None
+    until: datetime | None = None
+    program: str | None = None
+    user: str | None = None
+    pid: int | None = None
+    residents: tuple[BaselineProcess, ...] = ()
+
+    @property
+    def keeps_closed(self) -> bool:
+        """Whether no new job may start there."""
+        return self.presence is not Presence.FREE
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the user is reported; a suspected user is not."""
+        return self.presence in (Presence.OWNER, Presence.LEAVING)
+
+    @property
+    def description(self) -> str:
+        """`alice's blender`."""
+        return f"{self.user or 'an unknown user'}'s {self.program or 'program'}"
 
 
 class Health(StrEnum):

@@ -16,28 +16,28 @@ from ninja.errors import HttpError
 from pydantic import create_model
 
 from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, body_of
-from monitor.facts.claims import ClaimKind, GpuTask
-from monitor.facts.hosts import HostFact
+from monitor.facts.accounts import ClaimKind, GpuTask
 from monitor.facts.readings import (
     GPU_FIELDS,
     DiskReading,
     GpuReading,
+    HostFact,
     OwnerSource,
     ProcessReading,
     Snapshot,
+    UseSource,
 )
-from monitor.facts.usage import UseSource
-from monitor.gpus import rows as gpu_actions
-from monitor.gpus.hosts import policy as host_policy
-from monitor.gpus.hosts import rows as host_rows
 from monitor.gpus.policy import capability, changes, states
+from monitor.gpus.policy import hosts as host_policy
 from monitor.gpus.policy.changes import UseSplit
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.gpus.snapshot.rows import Bookings
+from monitor.gpus.rows import closures as gpu_closures
+from monitor.gpus.rows import hosts as host_rows
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.gpus.rows.snapshot import Bookings
 from monitor.journal.facts import EVENTS, event_kinds
 from monitor.journal.rows import events
 from monitor.models import Event, Gpu
-from monitor.owners.identity.policy import Viewer, event_text, redact
+from monitor.owners.policy import Viewer, event_text, redact
 
 # REST for operators: pause or resume a GPU, or end its quarantine.
 
@@ -47,7 +47,7 @@ gpu_router = Router()
 
 class PauseBody(RequestBody):
     reason: PlainLines = Field(
-        "", max_length=gpu_actions.REASON_LIMIT, description="Visible to all users."
+        "", max_length=gpu_closures.REASON_LIMIT, description="Visible to all users."
     )
 
 
@@ -60,14 +60,14 @@ class Closed(Schema):
 def pause(request: HttpRequest, uuid: str, body: PauseBody) -> dict[str, Any]:
     """Operators only. No new job starts on the GPU; running jobs continue."""
     gpu, by = _gpu_of_operator(request, uuid)
-    return {"gpu_uuid": uuid, "changed": gpu_actions.pause(gpu, by, body.reason, timezone.now())}
+    return {"gpu_uuid": uuid, "changed": gpu_closures.pause(gpu, by, body.reason, timezone.now())}
 
 
 @gpu_router.post("{uuid}/resume/", response=Closed, summary="End a pause", url_name="gpu-resume")
 def resume(request: HttpRequest, uuid: str) -> dict[str, Any]:
     """Operators only. Jobs may start on the GPU again."""
     gpu, by = _gpu_of_operator(request, uuid)
-    return {"gpu_uuid": uuid, "changed": gpu_actions.resume(gpu, by, timezone.now())}
+    return {"gpu_uuid": uuid, "changed": gpu_closures.resume(gpu, by, timezone.now())}
 
 
 @gpu_router.post(
@@ -76,7 +76,7 @@ def resume(request: HttpRequest, uuid: str) -> dict[str, Any]:
 def release(request: HttpRequest, uuid: str) -> dict[str, Any]:
     """Operators only. Jobs may start again although memory of an ended job is not free."""
     gpu, by = _gpu_of_operator(request, uuid)
-    return {"gpu_uuid": uuid, "changed": gpu_actions.release(gpu, by, timezone.now())}
+    return {"gpu_uuid": uuid, "changed": gpu_closures.release(gpu, by, timezone.now())}
 
 
 def _gpu_of_operator(request: HttpRequest, uuid: str) -> tuple[Gpu, str]:

@@ -16,7 +16,7 @@ from monitor.incidents.policy.findings import ExemptionRule
 from monitor.incidents.rows import open_rows
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption, Incident, Response
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 
 # An incident detected within this time is muted when it is closed by hand: it must not reopen.
 STILL_ACTIVE = timedelta(minutes=2)

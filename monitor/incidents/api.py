@@ -12,14 +12,14 @@ from ninja.errors import HttpError
 from pydantic import Field
 
 from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_model
-from monitor.facts.answers import values_of
+from monitor.facts.formats import values_of
 from monitor.facts.incidents import FACET_ANSWERS, INCIDENT_ANSWERS
 from monitor.incidents import actions
 from monitor.incidents import pages as incident_pages
 from monitor.incidents.alerts import steps
 from monitor.incidents.pages import IncidentFilters
 from monitor.models import Incident
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 
 router = Router()
 

@@ -40,7 +40,7 @@ from monitor.incidents import rows as incident_rows
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.policy import AlertPolicy
-from monitor.incidents.alerts.rows import message_text
+from monitor.incidents.alerts.steps import message_text
 from monitor.incidents.policy import enforcement
 from monitor.incidents.policy.findings import GpuTimePolicy
 from monitor.incidents.rules.cpu import CPU_PCT
@@ -48,20 +48,12 @@ from monitor.incidents.rules.processes import HOG_PCT
 from monitor.incidents.wording import ADVICE
 from monitor.journal.pages import gpus
 from monitor.models import Claim, Exemption, Gpu, Incident, Message, ProcessUse, Response
-from monitor.owners.identity.policy import Viewer
-from monitor.pages.live.cards import in_gib
-from monitor.pages.live.frames import Context, Region
+from monitor.owners.policy import Viewer
+from monitor.pages.cards import in_gib
+from monitor.pages.frames import Context, Region
 from monitor.thresholds import rows as thresholds
-from monitor.usage.history.pages import content as history_content
-from monitor.usage.history.pages.chart_panels import (
-    ChartLine,
-    Panel,
-    Row,
-    Value,
-    highest,
-    mean,
-    moments,
-)
+from monitor.usage.pages import content as history_content
+from monitor.usage.pages.chart_panels import ChartLine, Panel, Row, Value, highest, mean, moments
 from monitor.usage.policy import ranges as usage_ranges
 from monitor.usage.policy.ranges import RANGES, HistoryWindow
 from monitor.usage.rows import processes as usage_sums

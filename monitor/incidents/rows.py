@@ -10,9 +10,8 @@ from django.db.models import Avg, Count, F, Max, Q, QuerySet, Sum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.answers import fact_from
-from monitor.facts.claims import ClaimFact
-from monitor.facts.formats import duration
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.formats import duration, fact_from
 from monitor.facts.incidents import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
 from monitor.facts.readings import ProcessReading
 from monitor.incidents.policy import constraints
@@ -41,8 +40,14 @@ from monitor.incidents.policy.lifecycle import (
     milestones,
     union_s,
 )
-from monitor.incidents.policy.usage_buffers import Key, Total, UsageMinute
-from monitor.incidents.policy.usage_series import HORIZON_S, STEP_S, UsagePoint
+from monitor.incidents.policy.usage_series import (
+    HORIZON_S,
+    STEP_S,
+    Key,
+    Total,
+    UsageMinute,
+    UsagePoint,
+)
 from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
 from monitor.incidents.rules.processes import IDLE_PCT
 from monitor.incidents.wording import sentence
@@ -60,8 +65,8 @@ from monitor.models import (
     ProcessUse,
     Sample,
 )
+from monitor.runtime.rows.database import compiled_for_times, compiled_once
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
-from monitor.runtime.rows.prepared import compiled_for_times, compiled_once
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows import processes as process_rows
 

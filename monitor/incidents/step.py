@@ -12,11 +12,10 @@ from zoneinfo import ZoneInfo
 from django.db import transaction
 from django.db.models import Sum
 
-from monitor.facts.claims import ClaimFact, Demand
+from monitor.facts.accounts import ClaimFact, Demand
 from monitor.facts.incidents import CPU_HOG
-from monitor.facts.readings import Snapshot
-from monitor.facts.usage import CpuProcess
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.readings import CpuProcess, Snapshot
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import rows as incident_rows
 from monitor.incidents.policy.findings import (
     Booking,
@@ -43,8 +42,12 @@ from monitor.incidents.policy.patterns import (
     of_user,
     sentence,
 )
-from monitor.incidents.policy.usage_buffers import UsageBuffers, UsageMinute, minutes_of_movers
-from monitor.incidents.policy.usage_series import several_gpus
+from monitor.incidents.policy.usage_series import (
+    UsageBuffers,
+    UsageMinute,
+    minutes_of_movers,
+    several_gpus,
+)
 from monitor.incidents.rules import cpu as cpu_rules
 from monitor.incidents.rules import evaluate as evaluate_rules
 from monitor.incidents.rules.cpu import CpuWindows

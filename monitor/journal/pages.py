@@ -18,7 +18,7 @@ from monitor.api import ListFilters, viewer_of
 from monitor.journal.facts import EVENTS, event_kinds, label
 from monitor.journal.rows import events
 from monitor.models import Event, Gpu
-from monitor.owners.identity.policy import Viewer, event_text
+from monitor.owners.policy import Viewer, event_text
 from monitor.usage.policy.ranges import RANGES, moment
 
 # So many events that are alike become one line.

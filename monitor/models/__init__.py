@@ -1,36 +1,38 @@
 from __future__ import annotations
 
 from monitor.models.access import Agent, ApiToken, LoginLink, OsAccount, PolicyValues
-from monitor.models.gpus import Claim, Gpu, GpuClosure, Host, JoinToken
-from monitor.models.incidents import (
-    Channel,
-    CpuScanState,
-    Exemption,
-    Incident,
-    Message,
-    Pattern,
-    Response,
-)
-from monitor.models.journal import (
-    AuditEntry,
-    Constraint,
-    Counter,
-    Event,
-    ItemFault,
-    Lease,
-    PeriodicTask,
-)
-from monitor.models.samples import (
+from monitor.models.gpus import (
+    Claim,
+    Gpu,
+    GpuClosure,
     GpuHour,
     GpuMinute,
+    Host,
     HostHour,
     HostMinute,
     HostSample,
+    JoinToken,
     LatestSnapshot,
     ProcessHour,
     ProcessMinute,
     ProcessUse,
     Sample,
+)
+from monitor.models.incidents import (
+    AuditEntry,
+    Channel,
+    Constraint,
+    Counter,
+    CpuScanState,
+    Event,
+    Exemption,
+    Incident,
+    ItemFault,
+    Lease,
+    Message,
+    Pattern,
+    PeriodicTask,
+    Response,
 )
 
 __all__ = [

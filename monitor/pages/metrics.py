@@ -13,11 +13,11 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 from prometheus_client import Metric
 
-from monitor.facts.gpu_states import Condition, GpuState, HealthReading
+from monitor.facts.gpus import Condition, GpuState, HealthReading
 from monitor.facts.incidents import TITLES
 from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, HostReading, Snapshot
 from monitor.gpus.policy import changes
-from monitor.gpus.snapshot import rows as snapshot_rows
+from monitor.gpus.rows import snapshot as snapshot_rows
 from monitor.incidents import rows as incident_open
 from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.policy import SEVERITIES
@@ -25,9 +25,9 @@ from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.models import Channel, Claim, Lease, Message
 from monitor.runtime.policy import LoopFact, LoopState, judge
-from monitor.runtime.probes import service_state
+from monitor.runtime.probes import processes as service_state
 from monitor.runtime.rows import leases
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from monitor.usage.rows import processes as process_rows
 
 # Metrics of GPUs and their health, from the newest snapshots. Stale snapshots are omitted.

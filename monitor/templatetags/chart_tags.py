@@ -13,11 +13,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from monitor.facts.formats import first_few
-from monitor.owners.accounts.policy import LINES
-from monitor.owners.accounts.rows import look_of
+from monitor.owners.policy import LINES
+from monitor.owners.rows import look_of
 from monitor.templatetags.monitor_tags import owner as owner_link
 from monitor.templatetags.monitor_tags import user_colour
-from monitor.usage.history.pages.chart_panels import Chart, HeatCell, OwnerBand
+from monitor.usage.pages.chart_panels import Chart, HeatCell, OwnerBand
 from monitor.usage.rows.processes import UsageRow
 
 register = template.Library()

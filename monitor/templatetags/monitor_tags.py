@@ -1,10 +1,11 @@
-"""Template tags: numbers, bars, times, colours, and the responses to an incident.
+"""Template tags: numbers, bars, times, colours, stored texts, and the responses to an incident.
 
 Times need `now` in the context: pages have it from the site's context, live parts from the hub.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
@@ -20,11 +21,12 @@ from msgspec.structs import replace
 
 from monitor.facts import formats
 from monitor.facts.accounts import submitter
+from monitor.facts.formats import sentence_parts
 from monitor.incidents import pages as incident_pages
 from monitor.models import Channel, Incident, Message, Response
-from monitor.owners.accounts.rows import look_of
-from monitor.owners.identity.policy import Viewer
-from monitor.pages.live import cards
+from monitor.owners.policy import Viewer
+from monitor.owners.rows import look_of
+from monitor.pages import cards
 from monitor.runtime.pages import switched_off
 from monitor.usage.rows.processes import UsageTotals
 
@@ -384,3 +386,41 @@ def channels(context: template.Context) -> dict[str, Any]:
     waiting = Count("messages", filter=Q(messages__state=Message.State.WAITING))
     rows = Channel.objects.annotate(waiting=waiting).order_by("name")
     return {"channels": rows, "now": context["now"], "operator": True}
+
+
+@register.filter
+def with_times(text: str) -> SafeString:
+    """A stored text with its moments in the viewer's zone, and `this` set as code.
+
+    No line breaks between a number and its percent sign.
+    """
+    unbroken = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    parts = sentence_parts(unbroken, timezone.now())
+    return format_html_join(
+        "", "{}", ((with_code(p) if isinstance(p, str) else weekday(p),) for p in parts)
+    )
+
+
+@register.simple_tag
+def times_title(text: str, more: str = "", until: datetime | None = None) -> SafeString:
+    """A title attribute with this text and, if given, `more` and the end of the state.
+
+    times.js shows its times in the viewer's zone, with UTC behind them.
+    """
+    parts = list(sentence_parts(text, timezone.now()))
+    if until is not None:
+        parts += [f" {more} ", until, "."]
+    return _title(parts)
+
+
+def _title(parts: Sequence[str | datetime]) -> SafeString:
+    utc = [f"{weekday_words(part, UTC)} UTC" for part in parts if isinstance(part, datetime)]
+    if not utc:
+        return format_html(' title="{}"', "".join(map(str, parts)))
+    zone = timezone.get_current_timezone()
+    words = "".join(part if isinstance(part, str) else weekday_words(part, zone) for part in parts)
+    template = "".join(
+        part if isinstance(part, str) else f"{{weekday:{part.isoformat()}}}" for part in parts
+    )
+    form = ' title="{} ({})" data-title="{}" data-utc="{}"'
+    return format_html(form, words, ", ".join(utc), template, ", ".join(utc))

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from monitor.facts.thresholds import BY_OPERATORS, IN_SETTINGS, retired, sentence
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, OPERATORS, Layer, Setting, Tables
 

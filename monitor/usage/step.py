@@ -10,8 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from monitor.facts.readings import GpuReading, GpuSweep, ProcessReading
-from monitor.facts.usage import GpuMark
+from monitor.facts.readings import GpuMark, GpuReading, GpuSweep, ProcessReading
 from monitor.usage.policy import accounting
 from monitor.usage.policy.accounting import ProcessUses, UsePolicy
 from monitor.usage.rows import processes as process_rows

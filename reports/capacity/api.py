@@ -15,7 +15,7 @@ from ninja.responses import Status
 from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import rows, step
-from reports.figures.policy.violations import ReportPolicy
+from reports.figures.policy.advice import ReportPolicy
 
 router = Router()
 OFF = "Capacity planning is off. An operator can enable it: policy capacity, threshold enabled."

@@ -1,15 +1,17 @@
-"""Page of capacity planning: demand, forecast, what-if replays, and use by hour of the week."""
+"""Page of capacity planning, and its metrics: what each GPU can still take, what jobs demand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
+from threading import Lock
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import Count, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -17,14 +19,21 @@ from django.views.decorators.http import require_http_methods
 from msgspec import Struct
 
 from monitor.facts.formats import GIB, sig3
+from monitor.pages.metrics import Families
+from monitor.runtime.rows.database import compiled_once
 from monitor.thresholds import rows as thresholds
-from monitor.usage.history import charts
+from monitor.usage import charts
 from reports import tasks
 from reports.capacity import rows, step
-from reports.capacity.policy.demand import LEAST_DAYS
+from reports.capacity.policy.demand import LEAST_DAYS, requested
 from reports.capacity.policy.replay import MOST_OFF, deviation
-from reports.figures.policy.violations import ReportPolicy
+from reports.figures.policy.advice import ReportPolicy
+from scheduler.dispatch.inputs import PlanInputs, plan_policy
+from scheduler.facts.jobs import JobState, Requirement
+from scheduler.facts.plans import Slot, Slots
+from scheduler.jobs.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
 from scheduler.limits.quotas.policy.quotas import count
+from scheduler.models import Job
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 METRICS = {"utilisation": "Utilisation, %", "memory": "Memory, GiB", "queue": "Waiting, GPUs"}
@@ -308,3 +317,55 @@ def _ticks(since: int, until: int) -> list[tuple[float, str]]:
         day = date.fromordinal(x)
         ticks.append((round(100 * (x - since) / (until - since), 2), f"{day.day} {day:%b}"))
     return ticks
+
+
+_lock = Lock()
+_inputs: dict[str, PlanInputs] = {}
+
+
+def add_metrics(into: Families, now: datetime) -> None:
+    """Nothing while capacity planning is off."""
+    if not step.is_enabled():
+        return
+    slots = _slots(now)
+    for gpu in slots.gpus if slots.blocker is None else ():
+        labels = {"host": gpu.host, "gpu": gpu.gpu_uuid}
+        help_text = "GPU memory that new jobs may take, after peaks of processes and the margin."
+        into.gauge("gpucoord_placeable_memory_bytes", help_text, labels, _placeable(gpu))
+    sizes = [gpu.total_bytes for gpu in slots.gpus if gpu.total_bytes]
+    gpu_bytes = sum(sizes) // len(sizes) if sizes else None
+    for state, requirements in _requirements().items():
+        gpus, memory = requested(requirements, gpu_bytes)
+        help_text = "GPUs that jobs request; a shared job counts with its part of a GPU."
+        into.gauge("gpucoord_demand_gpus", help_text, {"state": state}, gpus)
+        help_text = "GPU memory that jobs request; a job that declares none takes whole GPUs."
+        into.gauge("gpucoord_demand_memory_bytes", help_text, {"state": state}, memory)
+
+
+def _slots(now: datetime) -> Slots:
+    """The GPUs of this host as its planner sees them."""
+    host = settings.CONFIG.node
+    with _lock:
+        if host not in _inputs:
+            _inputs[host] = PlanInputs(host, plan_policy())
+        return _inputs[host].gpu_slots(now)
+
+
+def _placeable(gpu: Slot) -> int | None:
+    is_open = gpu.healthy and not (gpu.closed or gpu.exclusive or gpu.undeclared)
+    return gpu.free_bytes if is_open else 0
+
+
+def _requirements() -> dict[str, list[tuple[Requirement, int]]]:
+    """Each distinct request of waiting and of running jobs, and how many jobs have it."""
+    requests: dict[str, list[tuple[Requirement, int]]] = {"waiting": [], "running": []}
+    for state, *columns, jobs in _unfinished():
+        key = "waiting" if state == JobState.QUEUED else "running"
+        requests[key].append((requirement(*columns), jobs))
+    return requests
+
+
+@compiled_once
+def _unfinished() -> QuerySet[Job, tuple[Any, ...]]:
+    jobs = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
+    return jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(count=Count("id"))

@@ -15,11 +15,16 @@ from msgspec.structs import replace
 
 from monitor.facts.readings import Health
 from monitor.gpus.policy import capability
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import GpuHour, ProcessHour
 from monitor.thresholds import rows as thresholds
-from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob, Spans
-from reports.capacity.policy.demand import AccountInput
+from reports.capacity.policy.demand import (
+    AccountInput,
+    CapacityGpu,
+    GpuHourFigures,
+    RecordedJob,
+    Spans,
+)
 from reports.models import CapacityResult
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass

@@ -13,9 +13,12 @@ from msgspec.structs import asdict, replace
 
 from monitor.thresholds import rows as thresholds
 from reports.capacity import rows
-from reports.capacity.facts import (
+from reports.capacity.policy import demand
+from reports.capacity.policy.demand import (
+    EPOCH,
     Alternative,
     CapacityGpu,
+    CapacityPolicy,
     DemandHour,
     Forecast,
     GpuHourFigures,
@@ -23,10 +26,8 @@ from reports.capacity.facts import (
     Percentiles,
     Profile,
     ReplayFigures,
+    forecast,
 )
-from reports.capacity.policy import demand
-from reports.capacity.policy import demand as percentiles
-from reports.capacity.policy.demand import EPOCH, CapacityPolicy, forecast
 from reports.capacity.policy.replay import Change, Replay, ReplayInput, changes, wait_figures
 from scheduler.dispatch.inputs import PlanInput, PlanInputs, plan_policy
 from scheduler.facts.plans import Slot
@@ -70,13 +71,13 @@ def figures(host: str, now: datetime, zone: tzinfo, deadline: float) -> dict[str
     mean_bytes = sum(sizes) // len(sizes) if sizes else None
     jobs = (*work.jobs, *work.without_run_time)
     wanted = _watched(demand.demand_hours(jobs, used, work.since, now, mean_bytes), hours)
-    profiles = [percentiles.gpu_profile(gpu, hours[gpu.uuid], zone) for gpu in gpus]
+    profiles = [demand.gpu_profile(gpu, hours[gpu.uuid], zone) for gpu in gpus]
     return {
         "host": host,
         "at": now.isoformat(),
         "gpus": [_gpu(profile) for profile in profiles],
         "all_gpus": _fleet(hours, zone),
-        "queue_gpus": _profile(percentiles.queue_profile(wanted, zone)),
+        "queue_gpus": _profile(demand.queue_profile(wanted, zone)),
         "demand": _demand(wanted, gpus),
         "forecast": _forecast(forecast(demand.daily_means(wanted), len(gpus))),
         "replay": _replays(host, gpus, held, now, deadline) if gpus else None,
@@ -90,13 +91,13 @@ def _watched(wanted: Sequence[DemandHour], hours: dict[str, list[Any]]) -> list[
 
 
 def _fleet(hours: Mapping[str, Sequence[GpuHourFigures]], zone: tzinfo) -> dict[str, Any]:
-    whole = percentiles.fleet_hours(list(hours.values()))
+    whole = demand.fleet_hours(list(hours.values()))
     return {
         "utilisation_pct": _profile(
-            percentiles.profile(((hour.t, hour.utilisation_pct) for hour in whole), zone)
+            demand.profile(((hour.t, hour.utilisation_pct) for hour in whole), zone)
         ),
         "memory_used_bytes": _profile(
-            percentiles.profile(((hour.t, hour.memory_bytes) for hour in whole), zone)
+            demand.profile(((hour.t, hour.memory_bytes) for hour in whole), zone)
         ),
     }
 

@@ -15,7 +15,7 @@ from monitor.facts.formats import in_zone, sig3
 from monitor.incidents import rows as incident_rows
 from monitor.incidents.policy.findings import GpuTimePolicy, exemptions_of_policy
 from monitor.models import Gpu, ProcessUse
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures import rows
 from reports.figures.facts import (
@@ -31,8 +31,7 @@ from reports.figures.facts import (
 )
 from reports.figures.policy import advice, jobs, people, periods
 from reports.figures.policy import people as privacy
-from reports.figures.policy.ledger import Ledger, spans
-from reports.figures.policy.violations import (
+from reports.figures.policy.advice import (
     COVERAGE_PCT,
     HIGH_PCT,
     SUSTAINED_PCT,
@@ -40,6 +39,7 @@ from reports.figures.policy.violations import (
     Standards,
     judged,
 )
+from reports.figures.policy.ledger import Ledger, spans
 from scheduler.fair_share import rows as fair_share
 
 GROUP_PERMISSION = "reports.view_group_report"

@@ -29,7 +29,7 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.usage.rows.processes import SUMS
 from reports.figures.facts import (
@@ -42,9 +42,8 @@ from reports.figures.facts import (
     ScopeKind,
     Table,
 )
-from reports.figures.policy.accounting import Span, covered
 from reports.figures.policy.jobs import JobWait, PastJob, Waiting
-from reports.figures.policy.ledger import ClaimPart, GpuPart, Step, UseFact, UsePart
+from reports.figures.policy.ledger import ClaimPart, GpuPart, Span, Step, UseFact, UsePart, covered
 from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Batch, Job, ModelUse, YieldRequest
 from scheduler.queue.blockers import policy as stored_blockers

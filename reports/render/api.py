@@ -11,13 +11,11 @@ from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
 from monitor.api import InvalidInput
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound, limited
 from reports.figures.facts import Report, ReportRefused
 from reports.figures.policy import periods
-from reports.render.actions import FORMATS, deliver
-from reports.render.codec import as_json
-from reports.render.engines import NoTypst
+from reports.render.actions import FORMATS, NoTypst, as_json, deliver
 
 router = Router()
 

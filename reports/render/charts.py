@@ -15,18 +15,11 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from monitor.owners.accounts.policy import LINES, Look
-from monitor.usage.history.charts import nice_ceiling
+from monitor.owners.policy import LINES, Look
+from monitor.usage.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.ledger import IDLE_PCT
-from reports.render.wording.tables import (
-    WEEKDAYS,
-    in_zone,
-    joined,
-    name,
-    of_all_jobs,
-    of_all_users,
-)
+from reports.render.wording import WEEKDAYS, in_zone, joined, name, of_all_jobs, of_all_users
 
 WIDTH, NARROW = 760, 340
 # For files: the colours of looks in their order (Okabe-Ito), and the tones of those with patterns.

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 
 from monitor.api import viewer_of
 from monitor.models import Gpu
-from monitor.owners.accounts import rows as looks
+from monitor.owners import rows as looks
 from reports.figures.actions import (
     GROUP_PERMISSION,
     NotAllowed,
@@ -24,7 +24,7 @@ from reports.figures.actions import (
 )
 from reports.figures.facts import Period, ReportRefused
 from reports.figures.policy import periods
-from reports.render import engines
+from reports.render import actions as rendering
 from reports.render.actions import page_context
 
 # A week shows who uses what; the command line and REST give the last 24 hours.
@@ -77,7 +77,7 @@ def _times(period: Period) -> dict[str, str]:
 
 
 def _choice(request: HttpRequest, query: Mapping[str, str]) -> dict[str, Any]:
-    has_pdf = engines.is_available()
+    has_pdf = rendering.is_available()
     return {
         "lasts": LASTS,
         "last": "" if query.get("from") else query.get("last") or FIRST_SHOWN,

@@ -13,13 +13,14 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api import InvalidInput, PlainText, RequestBody
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredReport
 from reports.render.actions import FORMATS, MEDIA
-from reports.schedule import actions, rows
-from reports.schedule.actions import NotSent, TooManyReports
+from reports.schedule import rows
+from reports.schedule import step as delivery
+from reports.schedule.step import NotSent, TooManyReports
 
 router = Router()
 SHOWN = 100
@@ -78,7 +79,7 @@ def stored_reports(
 def store_report(request: HttpRequest, new: NewReport) -> Status[dict[str, Any]]:
     """Made as you may see it. Users may store 20 reports a day."""
     try:
-        row = actions.store_requested(
+        row = delivery.store_requested(
             new.last, new.from_, new.to, new.scope, _viewer(request), timezone.now()
         )
     except ReportRefused as error:
@@ -97,7 +98,7 @@ def store_report(request: HttpRequest, new: NewReport) -> Status[dict[str, Any]]
 )
 def stored_report(request: HttpRequest, pk: int) -> dict[str, Any]:
     """Period, scope, retention and formats of the report."""
-    return _body(actions.visible(pk, _viewer(request)))
+    return _body(delivery.visible(pk, _viewer(request)))
 
 
 @router.get(
@@ -113,10 +114,10 @@ def stored_file(
 ) -> HttpResponse:
     """The file as it was made. Downloads are audited."""
     viewer = _viewer(request)
-    row = actions.visible(pk, viewer)
+    row = delivery.visible(pk, viewer)
     if format not in FORMATS:
         raise InvalidInput([("format", f"Write one of {', '.join(FORMATS)}.")])
-    return actions.download(row, format, viewer.username, timezone.now())
+    return delivery.download(row, format, viewer.username, timezone.now())
 
 
 @router.post(
@@ -135,7 +136,7 @@ def send_schedule(request: HttpRequest, pk: int) -> Status[dict[str, Any]]:
         raise HttpError(403, "Only operators send scheduled reports.")
     schedule = get_object_or_404(ReportSchedule, pk=pk)
     try:
-        row = actions.send_now(schedule, viewer.username, timezone.now())
+        row = delivery.send_now(schedule, viewer.username, timezone.now())
     except (NotSent, ScopeNotFound) as error:
         raise HttpError(409, str(error)) from error
     except ReportBusy as error:

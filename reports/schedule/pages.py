@@ -19,9 +19,10 @@ from monitor.api import viewer_of
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredFile
-from reports.render import engines
+from reports.render import actions as rendering
 from reports.render.actions import MEDIA
-from reports.schedule import actions, rows, step
+from reports.schedule import rows
+from reports.schedule import step as delivery
 from scheduler.jobs.notifications import rows as notifications
 
 SHOWN = 100
@@ -43,7 +44,7 @@ def stored(request: HttpRequest) -> HttpResponse:
     reports = rows.visible_to(viewer).prefetch_related(rows.without_content())
     context = {
         "reports": reports[:SHOWN],
-        "is_subscribed": rows.is_subscribed(user, step.is_weekly()),
+        "is_subscribed": rows.is_subscribed(user, delivery.is_weekly()),
         "mail_problem": notifications.mail_problem(user),
         "has_own_service": notifications.settings_of(user).channel is not None,
         "schedules": ReportSchedule.objects.prefetch_related("channels") if viewer.operator else [],
@@ -58,17 +59,17 @@ def send(request: HttpRequest, pk: int) -> HttpResponse:
     schedule, now = _schedule(request, pk), timezone.now()
     if request.method == "POST":
         try:
-            row = actions.send_now(schedule, request.user.get_username(), now)
-        except (actions.NotSent, *REFUSALS) as error:
+            row = delivery.send_now(schedule, request.user.get_username(), now)
+        except (delivery.NotSent, *REFUSALS) as error:
             messages.error(request, str(error))
             return redirect("send-report", pk)
         messages.success(request, "The report is stored and on its way.")
         return redirect("stored-report", row.pk)
     context = {
         "schedule": schedule,
-        "period": actions.last_period(schedule, now),
-        "receivers": step.receivers(schedule),
-        "has_chart": engines.is_available(),
+        "period": delivery.last_period(schedule, now),
+        "receivers": delivery.receivers(schedule),
+        "has_chart": rendering.is_available(),
     }
     return render(request, "reports/send.html", context)
 
@@ -88,7 +89,7 @@ def preview(request: HttpRequest, pk: int) -> HttpResponse:
     """The mail itself."""
     schedule = _schedule(request, pk)
     try:
-        return HttpResponse(actions.preview(schedule, timezone.now()))
+        return HttpResponse(delivery.preview(schedule, timezone.now()))
     except REFUSALS as error:
         return HttpResponse(str(error), content_type="text/plain; charset=utf-8", status=409)
 
@@ -102,7 +103,7 @@ def _schedule(request: HttpRequest, pk: int) -> ReportSchedule:
 @require_safe
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """One stored report as text, and its files."""
-    row = actions.visible(pk, viewer_of(request))
+    row = delivery.visible(pk, viewer_of(request))
     text = StoredFile.objects.filter(report=row, format="text").first()
     context = {
         "report": row,
@@ -116,6 +117,6 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
 def file(request: HttpRequest, pk: int, format: str) -> HttpResponse:
     """A stored file; the download is audited."""
     viewer = viewer_of(request)
-    row = actions.visible(pk, viewer)
+    row = delivery.visible(pk, viewer)
     known_format = format if format in MEDIA else ""
-    return actions.download(row, known_format, viewer.username, timezone.now())
+    return delivery.download(row, known_format, viewer.username, timezone.now())

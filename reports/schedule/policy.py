@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from monitor.facts.thresholds import threshold
 from reports.figures.facts import Period, Report, UserFigures
 from reports.figures.policy import periods
-from reports.figures.policy.violations import line
+from reports.figures.policy.advice import line
 
 # A message is read in a mail or chat; the stored report has the rest.
 LONGEST_TEXT = 6000

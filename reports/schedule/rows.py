@@ -12,7 +12,7 @@ from django.db.models import Prefetch, Q, QuerySet
 from django.db.models.functions import Coalesce, Greatest
 
 from monitor.models import Incident
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport
 
 # Reports on request: so many in a day for each user.

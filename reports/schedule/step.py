@@ -1,4 +1,4 @@
-"""Step: make the reports that are due, store them, and hand them to the alert channels.
+"""Steps: make the reports that are due, store them, hand them to alert channels and to users.
 
 Channels send, retry and report failures as for alerts. A report that cannot be made is tried again
 with growing pauses; the admin and an event say why.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,29 +16,29 @@ from functools import partial
 from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
+from django.http import Http404, HttpResponse
 from django.utils import timezone
 from msgspec.structs import replace
 
 from monitor.facts.incidents import IDLE_HELD
 from monitor.incidents.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
-from monitor.incidents.alerts.rows import link
-from monitor.incidents.alerts.steps import message, person_of, route_of
-from monitor.journal.rows import events
+from monitor.incidents.alerts.senders import NOTHING, Attachment, Enclosure
+from monitor.incidents.alerts.steps import link, message, person_of, route_of
+from monitor.journal.rows import audit, events
 from monitor.models import Channel, Incident, Message
-from monitor.owners.accounts import rows as looks
-from monitor.owners.identity.policy import Viewer
+from monitor.owners import rows as looks
+from monitor.owners.policy import Viewer
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from reports.figures.actions import NotAllowed, ScopeNotFound, build
+from reports.figures.actions import NotAllowed, ScopeNotFound, build, limited
 from reports.figures.facts import Period, Report, ReportRefused, Scope, ScopeKind
 from reports.figures.policy import periods
-from reports.models import ReportSchedule, ReportSubscription, StoredReport
-from reports.render.actions import FORMATS, MailFrame, mail, mail_picture, render
-from reports.render.engines import NoTypst
-from reports.render.wording import text as texts
-from reports.render.wording.brief import Cover
+from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport
+from reports.render import wording
+from reports.render.actions import FORMATS, MEDIA, MailFrame, NoTypst, mail, mail_picture, render
+from reports.render.wording import Cover
 from reports.schedule import policy, rows
-from reports.schedule.policy import INCIDENT_DAYS, REPORTED_AFTER, DeliveryPolicy
+from reports.schedule.policy import INCIDENT_DAYS, REPORTED_AFTER, REQUESTED_DAYS, DeliveryPolicy
 from scheduler.jobs.notifications import rows as notifications
 from scheduler.jobs.notifications.policy import Letter
 
@@ -47,7 +48,7 @@ OPERATOR = Viewer("", operator=True)
 GPUCOORD = "gpucoord"
 Kind = StoredReport.Kind
 # Name of a stored report in the messages that it is attached to, and of the chart in its mail.
-ATTACHED = "report"
+ATTACHED_REPORT = "report"
 CHART = "chart.png"
 # Where the stored files and those that are missing have it.
 CHART_FILE = rows.MAIL[1]
@@ -240,12 +241,12 @@ def send(schedule: ReportSchedule, report: Report, by: str, now: datetime) -> St
         no_chart=no_chart,
     )
     _add_mail(report, stored, chart, reason_of(schedule))
-    _send(stored, receivers(schedule), texts.text(report), "info", now)
+    _send(stored, receivers(schedule), wording.text(report), "info", now)
     return stored
 
 
 def title_of(schedule: ReportSchedule, report: Report) -> str:
-    return f"{schedule.name}: {texts.title(report)}"
+    return f"{schedule.name}: {wording.title(report)}"
 
 
 def reason_of(schedule: ReportSchedule) -> str:
@@ -267,7 +268,7 @@ def _own(subscription: ReportSubscription, period: Period, now: datetime) -> Sto
     chart, no_chart = mail_chart(report)
     stored = make(report, Kind.OWN, OWN_TITLE, viewer, days=days, no_chart=no_chart)
     _add_mail(report, stored, chart, WHY_OWN, summary)
-    text = f"{summary}\n\n{texts.text(report)}"
+    text = f"{summary}\n\n{wording.text(report)}"
     letter = Letter(
         owner=name,
         about=f"report:{stored.pk}",
@@ -353,7 +354,7 @@ def _send(
 
 
 def _attachment(stored: StoredReport) -> str:
-    return f"{ATTACHED}:{stored.pk}"
+    return f"{ATTACHED_REPORT}:{stored.pk}"
 
 
 def _address(stored: StoredReport) -> str:
@@ -362,3 +363,130 @@ def _address(stored: StoredReport) -> str:
 
 def _page(path: str) -> str:
     return link(thresholds.current(AlertPolicy), path)
+
+
+DAY = timedelta(days=1)
+ATTACHED = ("pdf", "html")
+
+
+class TooManyReports(Exception):
+    """The user has stored too many reports today; the text is a sentence."""
+
+
+def store_requested(
+    last: str, begin: str, end: str, scope: str, viewer: Viewer, now: datetime
+) -> StoredReport:
+    """Make a report as the viewer may see it, and store it.
+
+    Raises what `limited` raises, ReportRefused, and TooManyReports.
+    """
+    period = periods.parse(last, begin, end, settings.TIME_ZONE, now)
+    if not viewer.operator and rows.requested_since(viewer.username, now - DAY) >= rows.MOST_A_DAY:
+        raise TooManyReports(f"You may store {rows.MOST_A_DAY} reports a day. Try again tomorrow.")
+    report = limited(period, periods.scope(scope), viewer, now)
+    row = make(
+        report,
+        StoredReport.Kind.REQUESTED,
+        wording.title(report),
+        viewer,
+        by=viewer.username,
+        days=REQUESTED_DAYS,
+    )
+    text = f"{viewer.username} stored the report {row.pk} of {row.scope}, {period.label}"
+    audit.note("REPORT_STORED", text, by=viewer.username, now=now, subject=f"report {row.pk}")
+    return row
+
+
+class NotSent(Exception):
+    """The report is not sent; the text is a sentence."""
+
+
+def last_period(schedule: ReportSchedule, now: datetime) -> Period:
+    """The last complete period of the schedule."""
+    return periods.calendar(schedule.every, settings.TIME_ZONE, now)
+
+
+def preview(schedule: ReportSchedule, now: datetime) -> str:
+    """The mail about the last complete period as HTML, with the chart in it. Nothing is stored.
+
+    Raises what `limited` raises.
+    """
+    report = _newest(schedule, now)
+    chart, problem = mail_chart(report)
+    frame = MailFrame(
+        title=title_of(schedule, report),
+        reason=reason_of(schedule),
+        has_failed_chart=bool(problem),
+    )
+    picture = f"data:image/png;base64,{b64encode(chart).decode()}" if chart else ""
+    return mail(report, frame, picture)
+
+
+def send_now(schedule: ReportSchedule, by: str, now: datetime) -> StoredReport:
+    """Store and send the report about the last complete period, which the schedule does not repeat.
+
+    Raises NotSent without an enabled channel and right after another sending, and what `limited`
+    raises.
+    """
+    if not receivers(schedule).exists():
+        raise NotSent(f"The schedule {schedule.name} has no enabled alert channel. Add one.")
+    report = _newest(schedule, now)
+    with transaction.atomic():
+        stored = send(schedule, report, by, now)
+        if not rows.note_sent(schedule, stored.until_at, now):
+            raise NotSent("This report was sent less than a minute ago. Try again in a minute.")
+        text = f"{by} sent the report {stored.pk} of the schedule {schedule.name}"
+        audit.note("REPORT_SENT", text, by=by, now=now, subject=f"report {stored.pk}")
+    return stored
+
+
+def _newest(schedule: ReportSchedule, now: datetime) -> Report:
+    scope = periods.scope(schedule.scope)
+    return limited(last_period(schedule, now), scope, OPERATOR, now)
+
+
+def visible(pk: int, viewer: Viewer) -> StoredReport:
+    """Raises Http404 also for a report that the viewer may not open."""
+    row = rows.visible_to(viewer).filter(pk=pk).first() if pk < 2**63 else None
+    if row is None:
+        raise Http404(f"There is no stored report {pk}.")
+    return row
+
+
+def enclosure(key: str) -> Enclosure:
+    """Sent with a message about a stored report: a file, and the mail with its chart."""
+    if not key.isdigit():
+        return NOTHING
+    wanted = (*ATTACHED, *rows.MAIL)
+    stored = StoredFile.objects.filter(report=int(key), format__in=wanted).select_related("report")
+    files = {file.format: file for file in stored}
+    attached = [_attached(files[name]) for name in ATTACHED if name in files]
+    html, chart = (files.get(name) for name in rows.MAIL)
+    return Enclosure(
+        attached[0] if attached else None,
+        bytes(html.content).decode() if html else "",
+        (Attachment(CHART, "image/png", bytes(chart.content)),) if chart else (),
+    )
+
+
+def _attached(file: StoredFile) -> Attachment:
+    return Attachment(_name(file.report, file.format), MEDIA[file.format][0], bytes(file.content))
+
+
+def download(row: StoredReport, format: str, by: str, now: datetime) -> HttpResponse:
+    """The stored file, which is audited. Raises Http404 if it was not made."""
+    file = StoredFile.objects.filter(report=row, format=format).first()
+    if file is None:
+        raise Http404(row.missing.get(format) or f"Report {row.pk} has no file in this format.")
+    text = f"{by} downloaded the stored report {row.pk} ({row.title}) as {format}"
+    audit.note("REPORT_DOWNLOADED", text, by=by, now=now, subject=f"report {row.pk}")
+    media = MEDIA[format][0]
+    response = HttpResponse(bytes(file.content), content_type=media)
+    if format != "text":
+        response["Content-Disposition"] = f'attachment; filename="{_name(row, format)}"'
+    response["Cache-Control"] = "private, no-store"
+    return response
+
+
+def _name(row: StoredReport, format: str) -> str:
+    return f"gpu-report-{row.pk}-{row.until_at:%Y-%m-%d}.{MEDIA[format][1]}"

@@ -13,8 +13,8 @@ from monitor.api import InvalidInput
 from monitor.facts.input_rules import character_problem
 from reports.figures.facts import ReportRefused
 from reports.figures.policy import periods
-from reports.tags import actions
-from reports.tags.actions import LONGEST_NAME, LONGEST_USER
+from reports.tags import pages as actions
+from reports.tags.pages import LONGEST_NAME, LONGEST_USER
 
 router = Router()
 FORMATS = ("json", "csv")

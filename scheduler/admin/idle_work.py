@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.utils import timezone
 
-from monitor.admin.base import ReadOnly
+from monitor.admin.records import ReadOnly
 from scheduler.admin.fields import FormsOfUser
 from scheduler.models import IdleChoice, IdleTemplate
 from scheduler.submission.idle_work import step

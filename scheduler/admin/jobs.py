@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.admin.base import ReadOnly
+from monitor.admin.records import ReadOnly
 from scheduler.facts.field_types import Group, JobField, Kind
 from scheduler.facts.job_fields import JOB_FIELDS, stored_fields
 from scheduler.facts.jobs import JobState

@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from monitor.admin.base import Forgettable, ReadOnly
-from monitor.gpus import rows as gpu_rows
+from monitor.admin.records import Forgettable, ReadOnly
+from monitor.gpus.rows import closures as gpu_closures
 from scheduler.admin.fields import FormsOfUser
 from scheduler.facts import model_fields as policy
 from scheduler.facts.model_fields import MODEL_FIELDS
@@ -75,7 +75,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean_on_gpus(self) -> list[str]:
         texts = str(self.cleaned_data["on_gpus"]).split()
-        return gpu_rows.uuids_of(texts, settings.CONFIG.node)
+        return gpu_closures.uuids_of(texts, settings.CONFIG.node)
 
     def clean(self) -> dict[str, Any]:
         values = super().clean() or {}

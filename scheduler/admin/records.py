@@ -14,7 +14,7 @@ from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.admin.base import Forgettable, ReadOnly
+from monitor.admin.records import Forgettable, ReadOnly
 from scheduler.admin.fields import Size
 from scheduler.jobs.pages import forms as starting_points
 from scheduler.models import (

@@ -14,8 +14,8 @@ from enum import StrEnum
 from msgspec import Struct
 
 from monitor.facts.formats import GIB
-from monitor.facts.hosts import FileSystemSpace
 from monitor.facts.input_rules import escaped
+from monitor.facts.readings import FileSystemSpace
 from monitor.facts.thresholds import percent, threshold
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.units import size

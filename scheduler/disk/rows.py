@@ -11,7 +11,7 @@ from django.db.models import Model, Q, QuerySet
 
 from monitor.facts.input_rules import escaped
 from monitor.journal.rows import audit, counters
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.disk.policy import Candidate, CleanResult
 from scheduler.facts.jobs import JobState

@@ -15,8 +15,8 @@ from monitor.facts.readings import Snapshot
 from monitor.journal.rows import audit, events
 from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows import extensions, periodic_tasks
+from monitor.runtime.rows.database import compiled_once, update_rows
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_once, update_rows
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import probes, rows
 from scheduler.disk.policy import (

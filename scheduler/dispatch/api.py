@@ -13,7 +13,7 @@ from ninja.errors import HttpError
 from monitor.api import caller
 from monitor.incidents.actions import may_see_details
 from monitor.models import Incident
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from scheduler.dispatch.steps.advice import earlier_starts
 
 router = Router()

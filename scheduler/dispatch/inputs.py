@@ -14,19 +14,18 @@ from django.db.models import QuerySet
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.hosts import HostFact
-from monitor.facts.readings import Snapshot
-from monitor.gpus.hosts import policy as host_policy
-from monitor.gpus.hosts import rows as host_rows
+from monitor.facts.readings import HostFact, Snapshot
+from monitor.gpus.policy import hosts as host_policy
 from monitor.gpus.policy.capability import cpu_places
+from monitor.gpus.rows import hosts as host_rows
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import LimitsProbe
-from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import audit
 from monitor.models import ProcessUse
 from monitor.runtime.policy import TimedCache
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.steps import FullDisks
 from scheduler.execution.steps import gpu_closures
@@ -303,7 +302,7 @@ class PlanInputs:
 
     def gpu_slots(self, now: datetime) -> Slots:
         """The GPUs alone: without running jobs, users, load and time windows."""
-        snapshot = monitor_store.newest(self._host)
+        snapshot = snapshots.newest(self._host)
         context = CapacityContext(
             peaks=self._peaks(now),
             closed=self._closed(snapshot, now) if snapshot else {},
@@ -312,7 +311,7 @@ class PlanInputs:
         )
         slots = capacity.slots(
             snapshot,
-            monitor_store.open_claims(self._host),
+            snapshots.open_claims(self._host),
             self._policy,
             now,
             host=self._host,

@@ -14,8 +14,9 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from monitor.facts.hosts import HostFact
-from monitor.gpus.hosts import policy, rows
+from monitor.facts.readings import HostFact
+from monitor.gpus.policy import hosts as host_policy
+from monitor.gpus.rows import hosts as host_rows
 from scheduler.execution.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
 from scheduler.jobs.lifecycle import probes as job_logs
 from scheduler.limits.time_windows.policy import moment
@@ -61,8 +62,8 @@ def silent_hosts(attempts: Iterable[Attempt | None]) -> dict[str, datetime]:
     annotated = [HostFact(name=a.host, seen_at=vars(a)[SEEN]) for a in others if SEEN in vars(a)]
     unknown = {a.host for a in others} - {host.name for host in annotated}
     now = timezone.now()
-    hosts = [*annotated, *(rows.registered(unknown) if unknown else ())]
-    since = {host.name: policy.silent_since(host, now) for host in hosts}
+    hosts = [*annotated, *(host_rows.registered(unknown) if unknown else ())]
+    since = {host.name: host_policy.silent_since(host, now) for host in hosts}
     return {name: at for name, at in since.items() if at is not None}
 
 
@@ -71,9 +72,9 @@ def contact(attempt: Attempt | None) -> str:
     silent = silent_hosts([attempt])
     if attempt is None or attempt.host not in silent:
         return ""
-    host = rows.find(attempt.host)
+    host = host_rows.find(attempt.host)
     since = moment(silent[attempt.host], settings.TIME_ZONE)
-    return policy.contact_sentence(host, since) if host else ""
+    return host_policy.contact_sentence(host, since) if host else ""
 
 
 def elsewhere(attempt: Attempt | None, file: Path) -> RemoteLog | None:
@@ -84,7 +85,7 @@ def elsewhere(attempt: Attempt | None, file: Path) -> RemoteLog | None:
     if attempt is None or attempt.host == settings.CONFIG.node or file.exists():
         return None
     # An unregistered name may be an earlier one of this host.
-    hosts = rows.registered([attempt.host])
+    hosts = host_rows.registered([attempt.host])
     if not hosts:
         return None
     facts = {"host": attempt.host, "job": attempt.job_id, "number": attempt.number}
@@ -100,7 +101,7 @@ def elsewhere(attempt: Attempt | None, file: Path) -> RemoteLog | None:
 
 def not_read(log: RemoteLog, path: str, error: Unreachable | None) -> str:
     """Why a log of another host is not shown, and where it is. `path`: the same page there."""
-    text = policy.elsewhere(log.host, log.pages, path)
+    text = host_policy.elsewhere(log.host, log.pages, path)
     return text if error is None else f"{text} That host can't be asked: {error}."
 
 

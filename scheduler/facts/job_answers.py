@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from monitor.facts.answers import AnswerField
+from monitor.facts.formats import AnswerField
 from scheduler.facts.jobs import JobState
 
 _listed = partial(AnswerField, is_listed=True)

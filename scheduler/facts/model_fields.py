@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from monitor.facts.answers import AnswerField
+from monitor.facts.formats import AnswerField
 from monitor.facts.input_rules import character_problem
 from scheduler.facts.language_models import Role
 from scheduler.facts.units import parse_bytes, parse_duration

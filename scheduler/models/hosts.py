@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from django.db import models
 
 from monitor.facts.formats import in_utc
-from monitor.facts.hosts import used_pct
+from monitor.facts.readings import used_pct
 
 
 class ThrottleState(models.Model):

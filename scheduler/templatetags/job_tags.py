@@ -16,10 +16,9 @@ from msgspec import Struct
 
 from monitor.facts.formats import UNKNOWN, duration, part, shortest_size, sig3
 from monitor.facts.input_rules import escaped_json, escaped_lines
-from monitor.owners.accounts.rows import look_of
+from monitor.owners.rows import look_of
 from monitor.runtime.rows.extensions import parts
-from monitor.templatetags.monitor_tags import user_colour
-from monitor.templatetags.text_tags import with_times
+from monitor.templatetags.monitor_tags import user_colour, with_times
 from scheduler.facts.language_models import DayUse
 from scheduler.jobs.pages import forms
 from scheduler.jobs.timeline.charts import Band, Bar, BarKind, Span, joined

@@ -29,8 +29,8 @@ from msgspec import Struct
 
 from monitor.facts import input_rules
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.owners.accounts import rows as tokens
-from monitor.pages.live.consumers import (
+from monitor.owners import rows as tokens
+from monitor.pages.hub import (
     FAILED,
     FLOODING,
     INPUT_RECHECK_S,

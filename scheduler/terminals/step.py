@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from django.db.models import QuerySet
 
 from monitor.facts.readings import Snapshot
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import changes

@@ -20,7 +20,7 @@ from monitor.facts.formats import part
 from monitor.incidents import pages
 from monitor.incidents.pages import REGION
 from monitor.models import Incident
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from monitor.pages import metrics
 from monitor.pages.metrics import Families
 from reports.figures.actions import build

@@ -16,7 +16,7 @@ from django.test import Client
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import jobs as jobs_command
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import advice as job_advice

@@ -14,10 +14,15 @@ from datetime import UTC, timedelta
 from functools import partial
 from typing import Any
 
-from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob
 from reports.capacity.policy import demand
 from reports.capacity.policy import demand as percentiles
-from reports.capacity.policy.demand import AccountInput, forecast
+from reports.capacity.policy.demand import (
+    AccountInput,
+    CapacityGpu,
+    GpuHourFigures,
+    RecordedJob,
+    forecast,
+)
 from reports.capacity.policy.replay import Replay, ReplayInput, changes
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Quota

@@ -149,12 +149,11 @@ def measure(driver: Driver, seconds: int) -> None:
     import pynvml
     from django.db import transaction
 
+    from monitor.gpus.rows import snapshot as snapshots
+    from monitor.gpus.sampling.probes import nvml
     from monitor.gpus.sampling.probes.host import HostProbe
-    from monitor.gpus.sampling.probes.nvml import probe as nvml
-    from monitor.gpus.sampling.probes.selection import PROCESSES_S
-    from monitor.gpus.sampling.step import Sampler
-    from monitor.gpus.snapshot import rows as snapshots
-    from monitor.pages.live.rendering import DASHBOARD, Renderer
+    from monitor.gpus.sampling.step import PROCESSES_S, Sampler
+    from monitor.pages.rendering import DASHBOARD, Renderer
     from monitor.usage.step import Ledger
 
     answers = driver.answers()

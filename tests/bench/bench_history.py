@@ -113,8 +113,8 @@ def _seed_things(now: datetime, a: int, z: int) -> None:
     """GPUs and processes; `uid` says in which stretch of LIFE_S a process lived."""
     from django.contrib.auth.models import User
 
-    from monitor.gpus.sampling.probes.simulated.scenario import Scenario
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.gpus.rows import snapshot as snapshots
+    from monitor.gpus.sampling.probes.simulated import Scenario
     from monitor.models import ProcessUse
 
     User.objects.create_superuser("root", "", "password of the bench")

@@ -38,10 +38,10 @@ def main() -> None:
 def measure(gpus: int, processes: int, ticks: int) -> None:
     from django.db import transaction
 
+    from monitor.gpus.rows import snapshot as snapshots
     from monitor.gpus.sampling.probes.host import HostProbe
-    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.probes.simulated import SimulatedProbe
     from monitor.gpus.sampling.step import Sampler
-    from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import Incident
     from scheduler.dispatch.steps.controller import IncidentWatch
 

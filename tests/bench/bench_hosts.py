@@ -45,11 +45,10 @@ def simulated_samplers(number: int) -> list[Any]:
     from django.utils import timezone
     from msgspec.structs import replace
 
-    from monitor.facts.hosts import JoiningHost
-    from monitor.facts.readings import GpuSweep
-    from monitor.gpus.hosts import rows
+    from monitor.facts.readings import GpuSweep, JoiningHost
+    from monitor.gpus.rows import hosts as rows
     from monitor.gpus.sampling.probes.host import HostProbe
-    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.probes.simulated import SimulatedProbe
     from monitor.gpus.sampling.step import Sampler
 
     class Own(SimulatedProbe):

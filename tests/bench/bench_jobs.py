@@ -122,7 +122,7 @@ def _token(data: Path) -> str:
     from django.db import connection
     from django.utils import timezone
 
-    from monitor.owners.accounts.rows import create_token
+    from monitor.owners.rows import create_token
 
     _, text = create_token(User.objects.get(is_superuser=True), timezone.now(), name="bench")
     connection.close()

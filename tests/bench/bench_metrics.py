@@ -41,7 +41,7 @@ def fill() -> None:
     from django.utils import timezone
 
     from monitor.gpus.sampling.probes.host import HostProbe
-    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.probes.simulated import SimulatedProbe
     from monitor.gpus.sampling.step import Sampler
     from monitor.models import Lease
     from scheduler.facts.jobs import NewJob

@@ -60,7 +60,7 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     from gpucoord_site.service import loops
     from gpucoord_site.service.slices import PATIENCE_S
     from monitor.runtime.probes import datagrams
-    from monitor.runtime.probes.process_identity import me
+    from monitor.runtime.probes.processes import me
     from monitor.runtime.rows import leases
     from monitor.runtime.rows.wakeups import Listener
     from scheduler.models import Job
@@ -101,8 +101,8 @@ def _requests(user: Any) -> tuple[float, float]:
     from django.test import Client
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as snapshots
-    from monitor.owners.accounts.rows import create_token
+    from monitor.gpus.rows import snapshot as snapshots
+    from monitor.owners.rows import create_token
     from tests.builders import process, snapshot
 
     # As a server with 8 GPUs and 24 processes has it.

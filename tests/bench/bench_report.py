@@ -45,7 +45,7 @@ def measure(now: datetime, lengths: list[int]) -> None:
     """Each in this process: the first report also loads the code."""
     from django.db import connection
 
-    from monitor.owners.identity.policy import Viewer
+    from monitor.owners.policy import Viewer
     from reports.figures.actions import build
     from reports.figures.policy import periods
     from reports.render.actions import FORMATS, render

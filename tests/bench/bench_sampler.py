@@ -38,7 +38,7 @@ def measure_sampler(gpus: int, processes: int, ticks: int) -> None:
     from django.db import transaction
 
     from monitor.gpus.sampling.probes.host import HostProbe
-    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.probes.simulated import SimulatedProbe
     from monitor.gpus.sampling.step import Sampler
     from monitor.models import LatestSnapshot
 

@@ -48,7 +48,7 @@ def add_users() -> dict[str, str]:
     from django.contrib.auth.models import User
     from django.utils import timezone
 
-    from monitor.owners.accounts.rows import create_token
+    from monitor.owners.rows import create_token
     from scheduler.models import Quota
 
     tokens = {}

@@ -114,7 +114,7 @@ def _count(log: Path) -> dict[str, set[str]]:
     from django.test import Client
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.gpus.rows import snapshot as snapshots
     from scheduler.execution import tasks
     from scheduler.runner import launch
     from tests.builders import snapshot
@@ -161,7 +161,7 @@ def _run(client: Client, scheduler_pass: SchedulerPass, modules: set[str]) -> in
     """Submit a job, run passes of the scheduler until it has ended, and render its live region."""
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.gpus.rows import snapshot as snapshots
     from scheduler.jobs.live import consumers
     from scheduler.models import Job
     from tests.builders import snapshot
@@ -187,7 +187,7 @@ def _place(client: Client) -> set[str]:
     from django.db import transaction
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.gpus.rows import snapshot as snapshots
     from scheduler.dispatch.inputs import plan_policy
     from scheduler.dispatch.steps.dispatcher import Dispatcher
     from tests.builders import snapshot

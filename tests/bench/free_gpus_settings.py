@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gpucoord_site.settings import *  # noqa: F403
-from monitor.gpus.sampling.probes.simulated import workloads
+from monitor.gpus.sampling.probes import simulated as workloads
 
 workloads._PATTERN = ()

@@ -31,9 +31,9 @@ def _tokens() -> dict[str, str]:
     from django.contrib.auth.models import User
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.gpus.rows import snapshot as snapshots
     from monitor.models import Incident
-    from monitor.owners.accounts import rows as account_rows
+    from monitor.owners import rows as account_rows
     from scheduler.models import TimeWindow
     from tests import jobs_made
     from tests.builders import gpu_uuid, process, snapshot

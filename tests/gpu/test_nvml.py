@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from monitor.facts.readings import Health
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe, detect
+from monitor.gpus.sampling.probes.nvml import NvmlProbe, detect
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from gpucoord_site.cli.client import RequestFailed
 from gpucoord_site.cli.mcp_server import Tools
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.models import IdleTemplate, Job, JobPreset, Quota, ScriptDefinition
 from scheduler.submission.batches import actions as batches

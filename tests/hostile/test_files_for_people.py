@@ -14,12 +14,11 @@ from pypdf import PdfReader
 
 from gpucoord_site.cli import tables
 from gpucoord_site.cli.follow import ForeignOutput
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.figures.policy import periods
-from reports.render.actions import render
-from reports.render.engines import harmless
+from reports.render.actions import harmless, render
 from tests.builders import NOW
 from tests.reports.made import ran, watched_gpu
 

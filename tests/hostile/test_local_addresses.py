@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.admin.channels import ChannelForm
+from monitor.admin.accounts import ChannelForm
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, problem_of, send_all
 from monitor.models import Channel
 from scheduler.jobs.notifications import step

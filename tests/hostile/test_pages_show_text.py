@@ -13,11 +13,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import Identities
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent, Event
-from monitor.pages.live.rendering import DASHBOARD, PROCESSES, Renderer
+from monitor.pages.rendering import DASHBOARD, PROCESSES, Renderer
 from scheduler.execution import policy as progress
 from scheduler.jobs.lifecycle.probes import Decoder
 from scheduler.models import Job, JobPreset

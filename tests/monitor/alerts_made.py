@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.incidents.alerts.rows import encrypt
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage
+from monitor.incidents.alerts.steps import encrypt
 from monitor.models import Channel, Incident
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact, Demand
+from monitor.facts.accounts import ClaimFact, Demand
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.incidents.policy import findings
 from monitor.incidents.policy.findings import (
@@ -21,7 +21,7 @@ from monitor.incidents.policy.findings import (
     exemptions_of_policy,
 )
 from monitor.incidents.policy.lifecycle import OpenIncident, Verdict, judge
-from monitor.incidents.policy.usage_buffers import UsageBuffers
+from monitor.incidents.policy.usage_series import UsageBuffers
 from monitor.incidents.rules import evaluate as evaluate_rules
 from monitor.incidents.rules.evaluate import IncidentPolicies
 from monitor.incidents.wording import sentence

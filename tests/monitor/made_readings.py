@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from monitor.facts.gpu_states import Ailment, Condition, GpuState, HealthReading
-from monitor.facts.hosts import Limits
+from monitor.facts.gpus import Ailment, Condition, GpuState, HealthReading
 from monitor.facts.readings import (
     DiskReading,
     GpuReading,
     Health,
     HostCounters,
     HostReading,
+    Limits,
     Pressure,
     ProcessReading,
     Snapshot,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from monitor.facts.readings import GpuSweep, ProcessIdentity
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
-from monitor.owners.identity.policy import attribute
+from monitor.gpus.sampling.probes.nvml import NvmlProbe
+from monitor.owners.policy import attribute
 from monitor.usage.policy.accounting import ProcessRecord, ProcessUses
 from tests.builders import NOW
 from tests.monitor.fake_nvml import FakeNvml

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.live import frames
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.pages import frames
 from tests.builders import GIB, NOW, gpu, process, snapshot
 
 

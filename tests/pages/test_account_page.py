@@ -17,7 +17,7 @@ from gpucoord_site.config.settings import Config, ConfigError
 from gpucoord_site.models import UserSession
 from gpucoord_site.service.startup import make_first_admin
 from monitor.models import ApiToken
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from monitor.usage.rows import rollups
 from tests.builders import PASSWORD
 

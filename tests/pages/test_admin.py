@@ -13,7 +13,7 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.alerts import steps
 from monitor.journal.rows import audit, events
 from monitor.models import (
@@ -37,7 +37,7 @@ from monitor.models import (
     ProcessMinute,
     Response,
 )
-from monitor.owners.accounts import rows as tokens
+from monitor.owners import rows as tokens
 from monitor.usage.rows import rollups
 from scheduler.models import (
     Attempt,

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.http.middleware import COOKIE
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption
 from scheduler.limits.throttle.policy.throttle import Mode

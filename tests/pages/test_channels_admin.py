@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django_q.models import OrmQ
 
-from monitor.incidents.alerts.rows import decrypt
+from monitor.incidents.alerts.steps import decrypt
 from monitor.journal.rows import events
 from monitor.models import AuditEntry, Channel, Event, Message
 from tests.builders import NOW

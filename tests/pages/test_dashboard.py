@@ -8,10 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.facts.gpu_states import GpuState
-from monitor.facts.presence import OwnerReading, Presence
-from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.gpus import GpuState
+from monitor.facts.readings import OwnerReading, Presence, Snapshot
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 from tests.pages.conftest import crowd

@@ -8,10 +8,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.facts.gpu_states import Ailment, Condition, HealthReading
-from monitor.facts.readings import Snapshot
-from monitor.facts.usage import InstanceReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.gpus import Ailment, Condition, HealthReading
+from monitor.facts.readings import InstanceReading, Snapshot
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import LatestSnapshot
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

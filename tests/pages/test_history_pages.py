@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.sampling.probes.simulated.scenario import Scenario
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.gpus.sampling.probes.simulated import Scenario
 from monitor.models import Gpu, ProcessMinute, ProcessUse
 from monitor.usage.rows import rollups
 from tests.builders import gpu, process, snapshot

@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.incidents import IDLE_HELD, MEMORY_HOG
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import pages as incident_badges
 from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot

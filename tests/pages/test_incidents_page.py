@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.incidents import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import pages
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.findings import ExemptionRule

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event, ProcessHour
 from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
 from scheduler.jobs.lifecycle.rows import changes as job_queue

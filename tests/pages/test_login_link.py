@@ -8,7 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.models import AuditEntry, LoginLink
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 pytestmark = pytest.mark.django_db
 

@@ -12,8 +12,8 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.cli import submit
-from monitor.facts.gpu_states import GpuState
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.gpus import GpuState
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Job, JobPreset

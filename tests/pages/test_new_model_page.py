@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.language_models.model_services import rows, steps
 from scheduler.models import ModelService
 from scheduler.runner import accounts

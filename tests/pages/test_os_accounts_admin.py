@@ -8,7 +8,7 @@ from django.test import Client
 
 from gpucoord_site.accounts import people
 from monitor.models import AuditEntry, OsAccount
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpucoord_site.demo.past import PEOPLE
-from monitor.owners.accounts import rows as looks_rows
+from monitor.owners import rows as looks_rows
 from monitor.templatetags.monitor_tags import owner, user_colour
 from reports.render import charts
 

@@ -9,10 +9,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.facts.gpu_states import ClosureFact, ClosureKind
+from monitor.facts.gpus import ClosureFact, ClosureKind
 from monitor.facts.readings import Snapshot
-from monitor.gpus import rows as availability
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import audit, events
 from tests.builders import NOW, claim, gpu_uuid
 

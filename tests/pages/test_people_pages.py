@@ -11,7 +11,7 @@ from django.test import Client
 
 from gpucoord_site.accounts import people_pages
 from monitor.models import ApiToken, AuditEntry
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.models import Quota
 from tests import jobs_made

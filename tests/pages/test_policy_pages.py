@@ -12,7 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.admin.policies import address
+from monitor.admin.records import address
 from monitor.gpus.policy.presence import PresencePolicy
 from monitor.journal.rows import audit
 from monitor.models import AuditEntry, Host, PolicyValues

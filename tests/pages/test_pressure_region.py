@@ -9,7 +9,7 @@ from django.template.loader import render_to_string
 from django.test import Client
 
 from monitor.facts.readings import GpuReading, ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Constraint
 from scheduler.limits.throttle import pages as throttle_region
 from scheduler.limits.throttle.step import ThrottleStep

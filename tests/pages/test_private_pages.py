@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.http import errors
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.facts.readings import Snapshot
-from monitor.usage.history.pages import content
+from monitor.usage.pages import content
 from tests.builders import GIB, NOW, gpu_uuid, process
 from tests.pages.conftest import crowd
 

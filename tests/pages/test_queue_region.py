@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.template.loader import render_to_string
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.jobs.live import regions
 from scheduler.models import Batch, BatchItem, Job
 from tests import jobs_made

@@ -10,9 +10,9 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Agent
-from monitor.pages.live.rendering import REGION_PREFIX, Renderer
+from monitor.pages.rendering import REGION_PREFIX, Renderer
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Window

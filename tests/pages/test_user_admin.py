@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import NoReverseMatch, reverse
 
 from monitor.models import ApiToken
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.models import SavedView
 from tests import jobs_made
 from tests.builders import NOW, PASSWORD

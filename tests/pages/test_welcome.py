@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site import welcome
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Channel, OsAccount
 from scheduler.facts.language_models import OWNER
 from scheduler.models import Job, Quota

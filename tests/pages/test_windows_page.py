@@ -10,9 +10,9 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.accounts import TokenScope, up_to
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import AuditEntry
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot

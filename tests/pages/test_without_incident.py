@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Incident
 from scheduler.dispatch.steps.advice import earlier_starts
 from scheduler.facts.jobs import Requirement

@@ -15,7 +15,7 @@ django.setup()
 
 from gpucoord_site.http import transport
 from gpucoord_site.service import web as web_process
-from monitor.pages.live.consumers import Receive, Scope, Send, login_check, page_message, serve_feed
+from monitor.pages.hub import Receive, Scope, Send, login_check, page_message, serve_feed
 
 HEAD_S, BODY_S = 1.5, 2.5
 LARGE = 500_000

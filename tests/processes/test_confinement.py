@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe, is_paused
+from monitor.gpus.sampling.probes.simulated import SimulatedProbe, is_paused
 from scheduler.runner import attempt_files
 from scheduler.runner.confine import host_probe, landlock, limit_trials, locks
 from scheduler.runner.confine.cgroups import Cgroup

@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim, Event, HostSample
 from monitor.runtime.rows.leases import LeaseLost
 from scheduler.facts.jobs import Requirement

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event, PolicyValues
 from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.facts.jobs import Requirement, YieldOptions

@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.policy.presence import PresencePolicy
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling import step as presence_step
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import Requirement, YieldOptions
 from tests.builders import GIB, gpu, host, process, snapshot

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
-from monitor.pages.live.consumers import SIGNED_OUT
+from monitor.pages.hub import SIGNED_OUT
 from tests.pace import LONGEST_S, Stopwatch
 from tests.processes.service import Service, kill_jobs, token, wait_until
 

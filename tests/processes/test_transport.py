@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.pages.live.consumers import FLOODING, MALFORMED
+from monitor.pages.hub import FLOODING, MALFORMED
 from tests.pace import LONGEST_S
 from tests.processes.limited_server import BODY_S, HEAD_S, LARGE
 

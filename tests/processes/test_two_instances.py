@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.specs import ConfinementLimits
 from scheduler.facts.jobs import Requirement

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from gpucoord_site.settings import *  # noqa: F403
-from monitor.gpus.sampling.probes.simulated import workloads
-from monitor.gpus.sampling.probes.simulated.workloads import Script, visitor
+from monitor.gpus.sampling.probes import simulated as workloads
+from monitor.gpus.sampling.probes.simulated import Script, visitor
 
 
 class Visitor(Script):

@@ -66,8 +66,8 @@ def rows_of_extensions(owner: User) -> int:
     from django.contrib.auth.models import User
     from django.utils import timezone
 
-    from monitor.facts.gpu_states import GpuState
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.facts.gpus import GpuState
+    from monitor.gpus.rows import snapshot as snapshots
     from monitor.models import Claim
     from scheduler.facts.language_models import OWNER
     from scheduler.models import Batch, BatchItem, Job, ModelService

@@ -30,7 +30,7 @@ def main() -> None:
     from django.db import connection, transaction
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.gpus.rows import snapshot as snapshots
     from scheduler.execution.policy import Action
     from scheduler.execution.steps.executor import Executor, JobAction
     from scheduler.execution.steps.specs import SpecWriter

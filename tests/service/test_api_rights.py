@@ -11,9 +11,9 @@ from django.test import Client
 
 from gpucoord_site.http.api import api
 from monitor.facts.accounts import TokenScope, up_to
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import ApiToken
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.facts.language_models import NewPrompt
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import IdleTemplate, ModelService

@@ -12,8 +12,7 @@ from gpucoord_site.cli import check, check_machine
 from gpucoord_site.cli.check import answering, gpus, kernel_module
 from gpucoord_site.cli.check_machine import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config.settings import load_config
-from monitor.facts.hosts import FileSystemSpace
-from monitor.facts.readings import GpuSweep, Health
+from monitor.facts.readings import FileSystemSpace, GpuSweep, Health
 from monitor.runtime.probes import disk_space
 from scheduler.runner.confine import host_probe, locks
 from tests.builders import GIB, gpu

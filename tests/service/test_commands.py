@@ -32,7 +32,7 @@ from gpucoord_site.cli import (
 from gpucoord_site.cli.client import NeverReached, RequestFailed, Transport
 from gpucoord_site.cli.follow import ForeignOutput
 from gpucoord_site.cli.script_files import BadScript
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Agent
 from scheduler.execution.steps import specs
 from scheduler.facts import people

@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.http import errors
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.jobs.pages import serialise as job_views

@@ -21,8 +21,8 @@ from gpucoord_site.demo import command, days, seeding
 from gpucoord_site.demo.days import DAY_S
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS
 from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
-from monitor.gpus.sampling.probes.simulated.scenario import Scenario
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.gpus.sampling.probes.simulated import Scenario
 from monitor.incidents import rows as open_incidents
 from monitor.models import Claim, Event, HostSample, Sample
 from scheduler.facts.jobs import Outcome

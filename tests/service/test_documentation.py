@@ -16,7 +16,7 @@ from gpucoord_site.cli import main
 from gpucoord_site.documentation import library
 from gpucoord_site.documentation.library import CHAPTERS
 from monitor.models import OsAccount
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW
 from tests.service.test_papers import _anchors
 

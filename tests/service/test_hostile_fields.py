@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW
 from tests.service.test_api_rights import CALLS, Call, names
 

@@ -15,10 +15,10 @@ from django.utils import timezone
 
 from gpucoord_site.asgi import http
 from gpucoord_site.http.asgi_guards import Utf8Only
-from monitor.gpus import rows as availability
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event, Gpu, Incident
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.models import Job, TimeWindow
 from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot

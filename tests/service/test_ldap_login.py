@@ -16,7 +16,7 @@ from django.test import Client
 from gpucoord_site.config import logins
 from gpucoord_site.config.settings import Config
 from monitor.models import OsAccount
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW, PASSWORD
 from tests.processes.service import wait_until
 

@@ -20,8 +20,8 @@ from gpucoord_site.cli import local_login as client
 from gpucoord_site.config.settings import Config
 from monitor.facts.accounts import Peer
 from monitor.models import ApiToken, AuditEntry, OsAccount
-from monitor.owners.accounts import rows
-from monitor.owners.accounts.policy import parse_rule
+from monitor.owners import rows
+from monitor.owners.policy import parse_rule
 from tests.builders import NOW
 
 ANY = parse_rule("any")

@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpucoord_site.config.settings import ConfigError, load_config
 from gpucoord_site.http.client_address import is_within
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.owners.accounts import rows
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.owners import rows
 from monitor.pages import metrics as monitor_metrics
 from tests.builders import gpu, process, snapshot
 from tests.monitor.scrape import Scrape

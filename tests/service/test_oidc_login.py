@@ -25,7 +25,7 @@ from django.utils import timezone
 from gpucoord_site import urls
 from gpucoord_site.config import logins
 from gpucoord_site.config.settings import Config
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 pytestmark = pytest.mark.django_db
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)

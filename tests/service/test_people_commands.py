@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from gpucoord_site.cli import verbs
 from monitor.models import AuditEntry
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.models import Quota
 from tests.cli_bridge import connect_as
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 JSON = "application/json"
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpucoord_site.cli import connection, local_login, shell
 from gpucoord_site.cli.client import Client, RequestFailed, Transport, prove
-from monitor.owners.identity.probes import listeners
+from monitor.owners.probes import listeners
 from tests.foreign_listener import OTHER, ForeignListener, foreign_listener, needs_root
 
 pytestmark = needs_root

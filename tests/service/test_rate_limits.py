@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpucoord_site.http import rate_limits
 from gpucoord_site.http.rate_limits import RateLimit
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 
 def test_a_minutes_worth_is_accepted_at_once_and_then_the_steady_rate() -> None:

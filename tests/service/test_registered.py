@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.pages.live import frames
+from monitor.pages import frames
 from monitor.runtime import pages as status
 from monitor.usage.rows import rollups
 

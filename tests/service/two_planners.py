@@ -20,7 +20,7 @@ def main() -> None:
     from django.db import connection, transaction
     from django.utils import timezone
 
-    from monitor.gpus.snapshot import rows as monitor_store
+    from monitor.gpus.rows import snapshot as monitor_store
     from scheduler.dispatch.steps.dispatcher import Dispatcher
     from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
     from scheduler.facts.plans import PlanPolicy

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Event
 from scheduler.execution.engines.facts import SubmitResult, Ticket
 from scheduler.execution.engines.slurm import SlurmEngine

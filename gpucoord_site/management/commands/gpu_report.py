@@ -12,12 +12,11 @@ from django.utils import timezone
 
 from gpucoord_site.cli import verbs
 from gpucoord_site.management.plain import PlainCommand
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import ScopeNotFound, build
 from reports.figures.facts import ReportRefused
 from reports.figures.policy import periods
-from reports.render.actions import render
-from reports.render.engines import NoTypst
+from reports.render.actions import NoTypst, render
 
 
 class Command(PlainCommand):

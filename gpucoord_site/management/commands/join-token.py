@@ -7,7 +7,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from gpucoord_site.management.plain import PlainCommand
-from monitor.gpus.hosts import actions
+from monitor.gpus.rows import hosts as host_rows
 from monitor.journal.rows.audit import GPUCOORD
 
 
@@ -16,7 +16,7 @@ class Command(PlainCommand):
 
     def handle(self, *args: object, **options: object) -> None:
         try:
-            text = actions.make_token(GPUCOORD, timezone.now())
+            text = host_rows.make_token(GPUCOORD, timezone.now())
         except DatabaseError as error:
             raise CommandError(f"The database can't be used ({error}).") from None
         self.stdout.write(text)

@@ -14,7 +14,7 @@ from django.utils import timezone
 from gpucoord_site.cli import local_login
 from gpucoord_site.management.plain import PlainCommand
 from monitor.facts.accounts import TokenScope, up_to
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 
 LONGEST_DAYS = 36_500
 

@@ -15,8 +15,7 @@ from math import floor
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.hosts import Limits, LimitSource
-from monitor.facts.readings import GpuReading, HostReading, ProcessReading
+from monitor.facts.readings import GpuReading, HostReading, Limits, LimitSource, ProcessReading
 
 # Approximate TFLOPS of 16-bit matrix operations from the data sheets, for ranking only.
 POWERS: Mapping[str, float] = {

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading, GpuSweep, Health, ProcessReading, Snapshot
 from monitor.gpus.policy.states import BROKEN, StateChange, became_lasting
 

@@ -10,8 +10,8 @@ from math import log10
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import Ailment, Condition, HealthReading, Xid
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import Ailment, Condition, HealthReading, Xid
 from monitor.facts.readings import GpuReading, GpuSweep, Health, ProcessReading, Snapshot
 from monitor.facts.thresholds import threshold
 from monitor.gpus.policy.changes import Note, together

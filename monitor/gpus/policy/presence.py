@@ -17,8 +17,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from monitor.facts.accounts import is_person
-from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
-from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
+from monitor.facts.readings import (
+    BaselineProcess,
+    GpuReading,
+    Health,
+    OwnerReading,
+    Presence,
+    ProcessReading,
+    Snapshot,
+)
 from monitor.facts.thresholds import threshold
 
 # Thresholds for the presence of interactive users on a GPU.

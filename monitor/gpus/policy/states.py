@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.claims import ASLEEP, JOB_KINDS, ClaimFact, ClaimKind
-from monitor.facts.gpu_states import (
+from monitor.facts.accounts import ASLEEP, JOB_KINDS, ClaimFact, ClaimKind
+from monitor.facts.gpus import (
     IMPOSED,
     ClosureFact,
     ClosureKind,

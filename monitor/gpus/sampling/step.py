@@ -7,23 +7,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from django.conf import settings
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.facts.gpu_states import ClosureFact, ClosureKind, IllegalGpuTransition, Xid
-from monitor.facts.presence import OwnerReading
+from monitor.facts.accounts import ClaimFact, ClaimKind
+from monitor.facts.gpus import ClosureFact, ClosureKind, IllegalGpuTransition, Xid
 from monitor.facts.readings import (
+    CallCost,
+    GpuMark,
     GpuReading,
     GpuSweep,
     HostReading,
+    OwnerReading,
     ProcessIdentity,
     ProcessReading,
     Snapshot,
 )
-from monitor.gpus import rows as availability
 from monitor.gpus.policy import changes, health
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy import presence as presence_detection
@@ -32,6 +33,8 @@ from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
 from monitor.gpus.policy.states import Cooling, judge, keep_jobs, with_orphans, with_states
+from monitor.gpus.rows import closures as gpu_closures
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling import policy
 from monitor.gpus.sampling.policy import (
     Hang,
@@ -41,25 +44,136 @@ from monitor.gpus.sampling.policy import (
     start_lines,
     with_rates,
 )
+from monitor.gpus.sampling.probes import nvml_calls as nvml_faults
 from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
-from monitor.gpus.sampling.probes.selection import (
-    GpuProbe,
-    PacedProbe,
-    ResumableProbe,
-    SelectiveProbe,
-    Trial,
-    VersionedProbe,
-    probe_from,
-)
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import counters, events
-from monitor.owners.accounts import rows
-from monitor.owners.identity.policy import attribute
+from monitor.owners import rows
+from monitor.owners.policy import attribute
 from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from monitor.usage.step import Ledger
+
+# Interval of process lists; GPUs are read at each sweep. On a desktop jobs yield to the owner,
+# whose processes must be detected quickly.
+PROCESSES_S, DESKTOP_PROCESSES_S = 2.0, 1.0
+
+
+class GpuProbe(Protocol):
+    """Reads all GPUs at an instant. Opened in the process that reads, after the fork."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> None: ...
+
+    def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class PacedProbe(Protocol):
+    """A probe that lists processes less often than it reads GPUs."""
+
+    def list_processes(self) -> None:
+        """The next sweep lists them, whether or not it is time."""
+
+
+@runtime_checkable
+class ResumableProbe(Protocol):
+    """A probe that goes on counting where another process stopped at `swept_at`."""
+
+    def resume(
+        self, marks: Mapping[str, GpuMark], swept_at: datetime, costs: Sequence[CallCost]
+    ) -> None: ...
+
+
+class Trial(Protocol):
+    """A look at one GPU in a thread of its own, which may never end."""
+
+    def start(self) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+    @property
+    def asking(self) -> tuple[str, float] | None:
+        """The call in progress and its start (monotonic clock)."""
+
+
+@runtime_checkable
+class SelectiveProbe(Protocol):
+    """A probe that can leave out GPUs whose calls did not come back, {GPU: the call}, and try one
+    of them."""
+
+    def leave_out(self, hung: Mapping[str, str]) -> None: ...
+
+    def trial(self, gpu: str, now: datetime) -> Trial: ...
+
+
+@runtime_checkable
+class VersionedProbe(Protocol):
+    """A probe that can name the versions of its driver, for people."""
+
+    def versions(self) -> list[str]: ...
+
+
+class ProbeSettings(Protocol):
+    """The settings that choose a probe."""
+
+    @property
+    def probe(self) -> str | None: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def simulated_gpus(self) -> int: ...
+    @property
+    def simulated_processes(self) -> int: ...
+    @property
+    def simulated_seed(self) -> int: ...
+
+
+class NoProbe:
+    """For a machine whose GPUs cannot or must not be read. The sweep says why."""
+
+    name = "none"
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self._sweep = GpuSweep(problem=problem, remedy=remedy)
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
+        return self._sweep
+
+
+def probe_from(config: ProbeSettings) -> GpuProbe:
+    """The probe that the settings ask for; by default NVML, or none where there is no driver."""
+    # Imported where it is used: NVML's binding is large, and a simulated server needs none.
+    if config.probe == "simulated":
+        from monitor.gpus.sampling.probes.simulated import SimulatedProbe
+
+        return SimulatedProbe(
+            config.simulated_gpus, config.simulated_seed, config.simulated_processes
+        )
+    if config.probe == "none":
+        return NoProbe(
+            "GPUs are not read: the probe is set to “none”.",
+            "Set GPUCOORD_PROBE=nvml (or leave it out) to read them.",
+        )
+    from monitor.gpus.sampling.probes import nvml
+
+    if config.probe is None and not nvml.is_installed():
+        missing = nvml_faults.FAULTS[nvml_faults.LIBRARY_NOT_FOUND]
+        return NoProbe(missing.problem, missing.remedy)
+    at_once = config.profile == "desktop"
+    return nvml.NvmlProbe(DESKTOP_PROCESSES_S if at_once else PROCESSES_S)
+
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +321,7 @@ class Sampler:
             if claim.kind is ClaimKind.UNKNOWN:
                 self._isolation.failed(f"claim {claim.row}", ValueError("unknown kind"), now)
         claims = [claim for claim in held if claim.kind is not ClaimKind.LOCK]
-        closures = availability.on(self._machine.name)
+        closures = gpu_closures.on(self._machine.name)
         sweep, failures = self._sweep(now, claims)
         self._xids = (*self._xids, *sweep.xids)[-MOST_XIDS:]
         sweep = replace(sweep, xids=self._xids)
@@ -468,7 +582,7 @@ def apply(cooling: Cooling, snapshot: Snapshot, isolation: ItemIsolation) -> Non
 
 def _close(closure: ClosureFact, snapshot: Snapshot) -> None:
     host = snapshot.host.name
-    if not availability.close(closure, host):
+    if not gpu_closures.close(closure, host):
         return
     events.add(
         "GPU_QUARANTINED",
@@ -482,7 +596,7 @@ def _close(closure: ClosureFact, snapshot: Snapshot) -> None:
 
 
 def _reopen(uuid: str, snapshot: Snapshot) -> None:
-    if not availability.reopen([uuid], ClosureKind.QUARANTINED, snapshot.at):
+    if not gpu_closures.reopen([uuid], ClosureKind.QUARANTINED, snapshot.at):
         return
     text = f"{_name(uuid, snapshot)} has its memory back and takes work again."
     host = snapshot.host.name

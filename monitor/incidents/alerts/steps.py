@@ -5,8 +5,11 @@ Loops write them; a short task sends the due ones.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -15,7 +18,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 from msgspec import Struct
 
-from monitor.facts.answers import fact_from
+from monitor.facts.formats import fact_from
 from monitor.facts.incidents import title
 from monitor.facts.readings import Snapshot
 from monitor.incidents import rows as incident_rows
@@ -31,22 +34,83 @@ from monitor.incidents.alerts.policy import (
     rank,
     wants,
 )
-from monitor.incidents.alerts.rows import (
-    decrypt,
-    first_line,
-    how_to_answer,
-    link,
-    message_text,
-    owner_summary,
-)
 from monitor.incidents.alerts.senders import NOTHING, Enclosure, NetworkLimits, OutgoingMessage
 from monitor.incidents.policy.enforcement import TO_COME, Step
+from monitor.incidents.wording import IncidentSummary, to_owner
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Event, Incident, Message
 from monitor.runtime.rows import periodic_tasks
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
+
+
+def owner_summary(incident: Incident) -> IncidentSummary:
+    """The incident, worded for its owner."""
+    return to_owner(
+        incident.rule,
+        program=incident.program,
+        gpu=f"GPU {incident.gpu.index}" if incident.gpu else "this machine",
+        memory_bytes=incident.memory_bytes,
+        mean_pct=incident.mean_pct,
+        peak_pct=incident.peak_pct,
+        since_at=incident.since_at,
+        last_seen_at=incident.last_seen_at,
+        waited_jobs=incident.waited_jobs,
+        job_ref=incident.job_ref,
+    )
+
+
+def first_line(incident: Incident, *, is_owner: bool) -> str:
+    """The line that changes while the incident is open."""
+    return owner_summary(incident).text if is_owner else incident.text
+
+
+def message_text(incident: Incident, policy: AlertPolicy, *, is_owner: bool) -> str:
+    page = link(policy, f"/incidents/{incident.pk}/")
+    first = first_line(incident, is_owner=is_owner)
+    if not is_owner:
+        return f"{first}\n{page}".rstrip()
+    subject = f"Process {incident.pid} on {incident.host}." if incident.pid else incident.host
+    return "\n".join([first, subject, "", owner_summary(incident).advice, how_to_answer(page)])
+
+
+def how_to_answer(page: str) -> str:
+    """How the owner can answer."""
+    text = "If you need it, explain it on the page of the incident, or contact an operator."
+    return f"{text}\n{page}".rstrip()
+
+
+def link(policy: AlertPolicy, path: str) -> str:
+    """The address of a page; empty if the address of gpucoord is not set."""
+    return policy.address.rstrip("/") + path if policy.address else ""
+
+
+def encrypt(text: str) -> str:
+    return _cipher().encrypt(text.encode()).decode()
+
+
+def decrypt(encrypted: str) -> str | None:
+    """None if the text was encrypted under another secret key, such as another host's."""
+    from cryptography.fernet import InvalidToken
+
+    try:
+        return _cipher().decrypt(encrypted.encode()).decode()
+    except InvalidToken:
+        return None
+
+
+def _cipher() -> Fernet:
+    """The key is derived from the secret key and used for nothing else."""
+    # 7 MB of each process that sends no alert.
+    from cryptography.fernet import Fernet
+
+    digest = hashlib.sha256(b"gpucoord channel:" + settings.SECRET_KEY.encode()).digest()
+    return Fernet(base64.urlsafe_b64encode(digest))
+
 
 Send = Callable[[Mapping[int, OutgoingMessage], float], Mapping[int, str | None]]
 # Reads the enclosure with this key; NOTHING = it no longer exists.

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from monitor.facts.gpu_states import Condition
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import DiskReading, GpuReading, HostReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
 

@@ -8,12 +8,10 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, field
 
-from monitor.facts.accounts import is_person
-from monitor.facts.claims import JOB_KINDS, ClaimFact, Demand
+from monitor.facts.accounts import JOB_KINDS, ClaimFact, Demand, is_person
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
-from monitor.incidents.policy.usage_buffers import Key, ProcessPresence, UsageBuffers
-from monitor.incidents.policy.usage_series import Series
+from monitor.incidents.policy.usage_series import Key, ProcessPresence, Series, UsageBuffers
 
 # Thresholds of the incident rules. Each rule can be disabled.
 

@@ -9,7 +9,7 @@ from math import log2
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.claims import Demand
+from monitor.facts.accounts import Demand
 from monitor.facts.incidents import (
     CPU_HOG,
     FAIR_SHARE,

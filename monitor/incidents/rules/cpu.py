@@ -10,8 +10,7 @@ from msgspec.structs import asdict
 
 from monitor.facts.accounts import is_person
 from monitor.facts.incidents import CPU_HOG
-from monitor.facts.readings import ProcessReading
-from monitor.facts.usage import CpuProcess
+from monitor.facts.readings import CpuProcess, ProcessReading
 from monitor.incidents.policy.findings import (
     COVERAGE_PCT,
     ExemptionRule,

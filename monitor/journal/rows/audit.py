@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from monitor.models import AuditEntry
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 
 GPUCOORD = "gpucoord"
 

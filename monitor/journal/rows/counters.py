@@ -8,10 +8,10 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import QuerySet
 
-from monitor.facts.gpu_states import Xid
+from monitor.facts.gpus import Xid
 from monitor.journal.facts import EvictionReason
 from monitor.models import Counter
-from monitor.runtime.rows.prepared import compiled_once, upsert_rows
+from monitor.runtime.rows.database import compiled_once, upsert_rows
 
 # Names of the counters; `subject` is the event's kind, or the jobs' outcome, or the
 # GPU and number of an XID, or a channel's service and what became of a try.

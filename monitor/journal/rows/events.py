@@ -13,7 +13,7 @@ from django.db import transaction
 from monitor.journal.facts import EVENTS
 from monitor.journal.rows import counters
 from monitor.models import Event
-from monitor.runtime.rows.prepared import insert_row
+from monitor.runtime.rows.database import insert_row
 
 logger = logging.getLogger(__name__)
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

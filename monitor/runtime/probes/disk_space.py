@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monitor.facts.hosts import FileSystemSpace
+from monitor.facts.readings import FileSystemSpace
 
 
 def read(path: str | os.PathLike[str]) -> FileSystemSpace:

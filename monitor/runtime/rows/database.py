@@ -1,26 +1,283 @@
-"""Inserts without model instances, and a check that the SQLite file is there.
+"""Statements of which Django compiles the SQL once, inserts without instances, the SQLite file.
 
-SQLite keeps
-writing to a deleted file and creates an empty one for each new connection, so the result of a
-query does not show that the file was deleted or replaced.
+Statements compiled once are for paths that run for each job or each tick. They do what the same
+call of a QuerySet does.
+
+SQLite keeps writing to a deleted file and creates an empty one for each new connection, so the
+result of a query does not show that the file was deleted or replaced.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.models import Field, Model
+from django.db.models import AutoField, Field, Model, QuerySet
+from django.db.models.query import ModelIterable
 
-POSTGRES_DISK_FULL = "53100"
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
+R = TypeVar("R", covariant=True)
+# The keys that queries are compiled with; real keys take their place.
+MARK = -987_654_321
+TEXT_MARK = "mark 987654321"
+TIME_MARK = datetime(1987, 6, 5, 4, 3, 21, 987_654, UTC)
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class _Compiled(Generic[R]):
+    """A query with its SQL; `names` are the fields of its model, None if it returns no such rows.
+
+    It holds nothing of a connection: each request of the web process has one of its own.
+    """
+
+    query: QuerySet[Any, R]
+    compiler: Any
+    sql: str
+    params: tuple[object, ...]
+    names: list[str] | None
+
+    def object_of(self, row: Sequence[object]) -> R:
+        """The fields come first, and after them the annotations."""
+        names = cast("list[str]", self.names)
+        made = self.query.model.from_db(self.query.db, names, row[: len(names)])
+        for name, place in (self.compiler.annotation_col_map or {}).items():
+            setattr(made, name, row[place])
+        return cast(R, made)
+
+
+class PreparedQuery(Generic[K, R]):
+    """Rows of a query, which may join and may have one number, text or time as its argument.
+
+    `query` gets `mark` in place of it, and uses it as the value of filters only.
+    """
+
+    def __init__(self, query: Callable[[K], QuerySet[Any, R]], mark: K) -> None:
+        self._query = query
+        self._mark = mark
+        self._made: _Compiled[R] | None = None
+
+    def rows(self, key: K | None = None) -> list[R]:
+        compiled, compiler, given = self._for_caller(key)
+        if compiled.names is not None:
+            stored = self._fetch(compiler, compiled.sql, given)
+            return [compiled.object_of(row) for row in self._convert(compiler, stored)]
+        query = compiled.query.all()
+        compiler.as_sql = lambda *_, **__: (compiled.sql, given)
+        query.query.get_compiler = lambda *_, **__: compiler  # type: ignore[method-assign]
+        return list(query)
+
+    def stored(self, key: K | None = None) -> list[tuple[Any, ...]]:
+        """The rows as the database driver gives them."""
+        compiled, compiler, given = self._for_caller(key)
+        return list(map(tuple, self._fetch(compiler, compiled.sql, given)))
+
+    def converted(self, stored: Sequence[tuple[Any, ...]]) -> list[R]:
+        """Convert these rows of `stored` as `rows` does. The query is one of `values_list`."""
+        _, compiler, _ = self._for_caller(None)
+        return cast("list[R]", list(self._convert(compiler, stored)))
+
+    @staticmethod
+    def _fetch(compiler: Any, sql: str, params: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        with compiler.connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return cast("list[tuple[Any, ...]]", cursor.fetchall())
+
+    @staticmethod
+    def _convert(compiler: Any, stored: Sequence[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        converters = compiler.get_converters(())
+        if not stored or not converters:
+            return stored
+        return map(tuple, compiler.apply_converters(stored, converters))
+
+    def _for_caller(self, key: K | None) -> tuple[_Compiled[R], Any, tuple[object, ...]]:
+        """Each caller has a copy of the compiler: threads have connections of their own."""
+        compiled = self._made = self._made or self._compile()
+        compiler = copy(compiled.compiler)
+        compiler.connection = connections[compiled.query.db]
+        if key is None:
+            return compiled, compiler, compiled.params
+        mark, value = _adapted(self._mark, compiler), _adapted(key, compiler)
+        given = tuple(value if param == mark else param for param in compiled.params)
+        return compiled, compiler, given
+
+    def _compile(self) -> _Compiled[R]:
+        rows = self._query(self._mark)
+        compiler: Any = rows.query.get_compiler(rows.db)
+        sql, params = compiler.as_sql()
+        converters = compiler.get_converters([column[0] for column in compiler.select or ()])
+        compiler.get_converters = lambda _: converters
+        return _Compiled(rows, compiler, sql, tuple(params), _names(rows, compiler))
+
+
+def _names(rows: QuerySet[Any, Any], compiler: Any) -> list[str] | None:
+    """The columns of model instances without joined or prefetched ones; None for other rows."""
+    info = compiler.klass_info
+    of_model = rows._iterable_class is ModelIterable and info
+    if not of_model or info.get("related_klass_infos") or rows._prefetch_related_lookups:  # type: ignore[attr-defined]
+        return None
+    return [compiler.select[place][0].target.attname for place in info["select_fields"]]
+
+
+def compiled_once(query: Callable[P, QuerySet[Any, R]]) -> Callable[P, list[R]]:
+    """The rows of `query`, which may join. Each set of arguments is cached, so keep them few."""
+    compiled: dict[object, PreparedQuery[int, R]] = {}
+
+    @wraps(query)
+    def run(*args: P.args, **kwargs: P.kwargs) -> list[R]:
+        key = (args, tuple(kwargs.items()))
+        if key not in compiled:
+            compiled[key] = PreparedQuery(lambda _: query(*args, **kwargs), MARK)
+        return compiled[key].rows()
+
+    return run
+
+
+def compiled_for_times(
+    query: Callable[[str, datetime], QuerySet[Any, R]],
+) -> Callable[[str, datetime], list[R]]:
+    """The rows of `query(name, at)`, compiled once for each name."""
+    compiled: dict[str, PreparedQuery[datetime, R]] = {}
+
+    @wraps(query)
+    def run(name: str, at: datetime) -> list[R]:
+        if name not in compiled:
+            compiled[name] = PreparedQuery(partial(query, name), TIME_MARK)
+        return compiled[name].rows(at)
+
+    return run
+
+
+def _adapted(value: object, compiler: Any) -> object:
+    """As a parameter of the database of `compiler`."""
+    if isinstance(value, datetime):
+        return compiler.connection.ops.adapt_datetimefield_value(value)
+    return value
+
+
+def update_rows(model: type[Model], where: Mapping[str, object], **values: object) -> int:
+    """As `model.objects.filter(**where).update(**values)`; returns the number of rows.
+
+    `where` has plain fields: None asks for NULL, a tuple for one of its values.
+    """
+    shape = tuple((name, _length(value)) for name, value in where.items())
+    sql, fields, filters = _update_sql(model, connection.vendor, shape, tuple(values))
+    params = [
+        field.get_db_prep_save(value, connection)
+        for field, value in zip(fields, values.values(), strict=True)
+    ]
+    for field, value in zip(filters, where.values(), strict=True):
+        params += [field.get_db_prep_value(each, connection) for each in _each(value)]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        return int(cursor.rowcount)
+
+
+def _length(value: object) -> int | None:
+    """Of a tuple; None for one value, 0 for NULL."""
+    return len(value) if isinstance(value, tuple) else 0 if value is None else None
+
+
+def _each(value: object) -> Iterable[object]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+@cache
+def _update_sql(
+    model: type[Model],
+    _vendor: str,
+    where: tuple[tuple[str, int | None], ...],
+    names: tuple[str, ...],
+) -> tuple[str, list[Field[Any, Any]], list[Field[Any, Any]]]:
+    fields = [_field(model, name) for name in names]
+    filters = [_field(model, name) for name, _ in where]
+    changes = ", ".join(f"{_quoted(field.column)} = %s" for field in fields)
+    conditions = " AND ".join(
+        _condition(_quoted(field.column), length)
+        for field, (_, length) in zip(filters, where, strict=True)
+    )
+    table = _quoted(model._meta.db_table)
+    return f"UPDATE {table} SET {changes} WHERE {conditions}", fields, filters  # noqa: S608
+
+
+def _condition(column: str, length: int | None) -> str:
+    if length is None:
+        return f"{column} = %s"
+    return f"{column} IN ({', '.join(['%s'] * length)})" if length else f"{column} IS NULL"
+
+
+def insert_row(row: M) -> M:
+    """As `row.save(force_insert=True)` of a new row without signals; sets its number."""
+    sql, fields = _insert_sql(type(row), connection.vendor)
+    params = [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in fields]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        row.pk = cursor.fetchone()[0]
+    row._state.adding, row._state.db = False, connection.alias
+    return row
+
+
+def upsert_rows(rows: Sequence[Model], unique: tuple[str, ...], updated: tuple[str, ...]) -> None:
+    """As `bulk_create(rows, update_conflicts=True, …)`, but it does not set the rows' numbers.
+
+    `rows` are of one model, `unique` the fields of its key. Fields that are not `updated` are
+    stored in new rows only.
+    """
+    if not rows:
+        return
+    sql, fields = _upsert_sql(type(rows[0]), connection.vendor, unique, updated)
+    params = [
+        [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in fields]
+        for row in rows
+    ]
+    with connection.cursor() as cursor:
+        cursor.executemany(sql, params)
+
+
+@cache
+def _upsert_sql(
+    model: type[Model], _vendor: str, unique: tuple[str, ...], updated: tuple[str, ...]
+) -> tuple[str, list[Field[Any, Any]]]:
+    fields = [field for field in model._meta.concrete_fields if not isinstance(field, AutoField)]
+    columns = ", ".join(_quoted(field.column) for field in fields)
+    marks = ", ".join(["%s"] * len(fields))
+    key = ", ".join(_quoted(_field(model, name).column) for name in unique)
+    changed = [_quoted(_field(model, name).column) for name in updated]
+    changes = ", ".join(f"{column} = EXCLUDED.{column}" for column in changed)
+    table = _quoted(model._meta.db_table)
+    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names of columns
+    return f"{sql} ON CONFLICT ({key}) DO UPDATE SET {changes}", fields
+
+
+@cache
+def _insert_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
+    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
+    columns = ", ".join(_quoted(field.column) for field in fields)
+    marks = ", ".join(["%s"] * len(fields))
+    key = _quoted(_field(model, "pk").column)
+    table = _quoted(model._meta.db_table)
+    return f"INSERT INTO {table} ({columns}) VALUES ({marks}) RETURNING {key}", fields  # noqa: S608
+
+
+def _field(model: type[Model], name: str) -> Field[Any, Any]:
+    return cast("Field[Any, Any]", model._meta.pk if name == "pk" else model._meta.get_field(name))
+
+
+def _quoted(name: str | None) -> str:
+    return connection.ops.quote_name(name or "")
+
+
+POSTGRES_DISK_FULL = "53100"
 
 
 def keep_commits_synced(*, on: bool) -> None:
@@ -52,7 +309,7 @@ def insert(model: type[Model], rows: Iterable[Mapping[str, object]]) -> int:
     Rows that exist already stay. bulk_create() takes several times as long, because it makes
     model instances and converts values. Here dates and JSON are not converted.
     """
-    sql, fields = _insert_sql(model, connections[DEFAULT_DB_ALIAS].vendor)
+    sql, fields = _insert_new_sql(model, connections[DEFAULT_DB_ALIAS].vendor)
     defaults = {field.attname: field.get_default() for field in fields}
     values = [tuple({**defaults, **row}.values()) for row in rows]
     with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
@@ -61,7 +318,7 @@ def insert(model: type[Model], rows: Iterable[Mapping[str, object]]) -> int:
 
 
 @cache
-def _insert_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
+def _insert_new_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
     """The statement, and the fields in the order of its values."""
     fields = [field for field in model._meta.concrete_fields if not field.primary_key]
     quote_name = connections[DEFAULT_DB_ALIAS].ops.quote_name

@@ -9,11 +9,11 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from msgspec import Struct
 
-from monitor.facts.answers import fact_from
+from monitor.facts.formats import fact_from
 from monitor.models import Lease
 from monitor.runtime.policy import LoopFact
-from monitor.runtime.probes.process_identity import Identity, is_alive
-from monitor.runtime.rows.prepared import update_rows
+from monitor.runtime.probes.processes import Identity, is_alive
+from monitor.runtime.rows.database import update_rows
 
 
 class LeaseLost(Exception):

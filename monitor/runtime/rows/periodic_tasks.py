@@ -10,7 +10,7 @@ from typing import cast
 from django.db.models import Q
 
 from monitor.models import PeriodicTask
-from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
+from monitor.runtime.rows.database import TEXT_MARK, PreparedQuery
 
 # Functions of other apps, as `module:function`; each gets `now` and queues what is due.
 _queuers: list[str] = []

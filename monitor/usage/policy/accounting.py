@@ -17,8 +17,15 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monitor.facts.readings import GpuReading, Health, OwnerSource, ProcessReading
-from monitor.facts.usage import EndedProcess, GpuMark, UseSource
+from monitor.facts.readings import (
+    EndedProcess,
+    GpuMark,
+    GpuReading,
+    Health,
+    OwnerSource,
+    ProcessReading,
+    UseSource,
+)
 from monitor.usage.policy.attribution import EnergyMeter
 
 # (GPU, pid)

@@ -13,8 +13,7 @@ from itertools import pairwise
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monitor.facts.readings import GpuReading
-from monitor.facts.usage import EndedProcess, GpuMark, UseSource
+from monitor.facts.readings import EndedProcess, GpuMark, GpuReading, UseSource
 
 # Busy seconds of each process, from the driver's utilisation samples since a cursor.
 #

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from monitor.journal.rows import counters
 from monitor.models import Gpu, HostHour, HostMinute, ProcessHour, ProcessMinute, ProcessUse
-from monitor.runtime.rows.prepared import upsert_rows
+from monitor.runtime.rows.database import upsert_rows
 from monitor.usage.policy.accounting import MinuteSums, ProcessRecord, UsageAmounts
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from monitor.usage.rows.rollups import MINUTE_S, plain, start_of

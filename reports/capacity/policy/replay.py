@@ -16,8 +16,15 @@ from msgspec.structs import replace
 
 from monitor.facts.formats import GIB
 from monitor.gpus.policy import capability
-from reports.capacity.facts import CapacityGpu, RecordedJob, ReplayFigures, Spans
-from reports.capacity.policy.demand import AccountInput, Accounts, rank
+from reports.capacity.policy.demand import (
+    AccountInput,
+    Accounts,
+    CapacityGpu,
+    RecordedJob,
+    ReplayFigures,
+    Spans,
+    rank,
+)
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob
 from scheduler.facts.people import Capacity, Window

@@ -23,9 +23,8 @@ from reports.figures.facts import (
     UserFigures,
     Violation,
 )
-from reports.figures.policy.accounting import Split
-from reports.figures.policy.ledger import GpuSums, Ledger, OwnerSums
-from reports.figures.policy.violations import ReportPolicy
+from reports.figures.policy.advice import ReportPolicy
+from reports.figures.policy.ledger import GpuSums, Ledger, OwnerSums, Split
 
 HOUR_S, KWH_J = 3600, 3.6e6
 

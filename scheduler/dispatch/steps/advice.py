@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from msgspec import Struct
 
 from monitor.facts.formats import duration
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Incident
 from scheduler.dispatch.inputs import PlanInput
 from scheduler.dispatch.steps import preview
@@ -156,7 +156,7 @@ def _facts(job: Job) -> AdviceFacts:
 def _needed_bytes(owner: User, number: int, argv: Sequence[str]) -> int | None:
     if not number or not sizing.has_samples(owner, argv):
         return None
-    gpus = [gpu for snapshot in monitor_store.newest_all() for gpu in snapshot.gpus]
+    gpus = [gpu for snapshot in snapshots.newest_all() for gpu in snapshot.gpus]
     suggestion = sizing.suggested_memory(owner, argv, gpus)
     return None if suggestion is None else max(suggestion.memory_bytes, suggestion.peak_bytes)
 

@@ -14,13 +14,13 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from msgspec import Struct
 
-from monitor.facts.claims import Demand
+from monitor.facts.accounts import Demand
 from monitor.facts.formats import GIB, duration
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.incidents import IDLE_HELD
 from monitor.facts.readings import GpuReading, Snapshot
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import cpu_processes
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import ConstraintPolicy, judge
@@ -30,8 +30,8 @@ from monitor.journal.rows import events
 from monitor.models import Event, Incident
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows import periodic_tasks
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all, is_of_step
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.blockers import LOAD_CODES, Tier
 from scheduler.facts.jobs import JobState

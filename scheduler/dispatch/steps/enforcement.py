@@ -34,8 +34,8 @@ from monitor.incidents.policy.enforcement import (
 )
 from monitor.journal.rows import audit, events
 from monitor.models import Incident, Response
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.runner.actions import Target
 

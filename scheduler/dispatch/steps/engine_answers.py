@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from msgspec.structs import asdict
 
 from monitor.facts.input_rules import escaped
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import Gpu
 from monitor.runtime.policy import Guard

@@ -15,7 +15,7 @@ from functools import partial
 from django.conf import settings
 from django.db.models import QuerySet
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation

@@ -15,11 +15,11 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from monitor.facts.formats import duration
-from monitor.facts.gpu_states import Condition
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.gpus.policy.presence import PresencePolicy
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.runtime.policy import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
@@ -186,7 +186,7 @@ class EvictionStep:
         if timedelta() <= now - self._looked_at < LOOK_AGAIN:
             return []
         self._looked_at = now
-        if not monitor_store.owned(self._host):
+        if not snapshots.owned(self._host):
             return []
         requests = self._requests(now)
         if not requests:
@@ -201,7 +201,7 @@ class EvictionStep:
         return [request for request, is_new in results if is_new]
 
     def _requests(self, now: datetime) -> tuple[Yield, ...]:
-        snapshot = monitor_store.newest(self._host)
+        snapshot = snapshots.newest(self._host)
         convert = self._isolation.converter(now)
         running = queue_facts.running(self._host, lambda _owner, _name: None, convert)
         if snapshot is None or now - snapshot.at > preemption.STALE_AFTER:

@@ -20,7 +20,7 @@ from itertools import islice
 from msgspec import Struct, field
 
 from monitor.facts.accounts import is_person
-from monitor.owners.identity.policy import job_cgroup_of, session_uid
+from monitor.owners.policy import job_cgroup_of, session_uid
 from scheduler.execution.engines.facts import (
     Allocation,
     Capabilities,

@@ -15,12 +15,12 @@ from django.db.models import QuerySet
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.gpus.hosts import rows as hosts
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import hosts as host_rows
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.runtime.policy import Guard
-from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.rows.database import MARK, PreparedQuery
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.engines.facts import TaskReport, Ticket
 from scheduler.execution.engines.local import UNCHANGED, LocalEngine, LocalRef
@@ -234,7 +234,7 @@ class Executor:
                     RESTARTED,
                     now,
                     has_saved=saved,
-                    seen_at=hosts.read_before_pause(self._host, now),
+                    seen_at=host_rows.read_before_pause(self._host, now),
                 )
         return None
 
@@ -274,7 +274,7 @@ class Executor:
             attempt_files.end_confined(self._specs.folder(attempt))
             saved = self._has_saved(view)
             # Processes that had to be ended ran until now.
-            seen_at = hosts.read_before_pause(self._host, now) if stopping_at is None else None
+            seen_at = host_rows.read_before_pause(self._host, now) if stopping_at is None else None
             return lambda: outcomes.record_lost(
                 attempt, view.files, ABANDONED, now, has_saved=saved, seen_at=seen_at
             )

@@ -14,14 +14,14 @@ from django.conf import settings
 from django.db.models import QuerySet
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.facts.gpu_states import ClosureFact, ClosureKind
+from monitor.facts.accounts import ClaimFact, ClaimKind
+from monitor.facts.gpus import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, GpuReading, ProcessReading, Snapshot
-from monitor.gpus import rows as availability
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.batches import RESERVING
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from django.db.models import QuerySet
 
-from monitor.facts.hosts import HostFact
-from monitor.facts.readings import Snapshot
-from monitor.gpus.hosts import actions, policy, rows
+from monitor.facts.readings import HostFact, Snapshot
+from monitor.gpus.policy import hosts as host_policy
+from monitor.gpus.rows import hosts as host_rows
 from monitor.journal.rows import events
-from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import NICE, is_busy
@@ -62,17 +62,17 @@ class HostWatch:
 
     def _return(self, now: datetime) -> None:
         """This host has readings, whatever the others concluded."""
-        was_silent, was_down = rows.mark_heard(self._host), rows.clear_down(self._host)
+        was_silent, was_down = host_rows.mark_heard(self._host), host_rows.clear_down(self._host)
         if was_silent or was_down:
             text = f"The host {self._host} is in contact again."
             events.add("HOST_RETURNED", text, now=now, host=self._host)
 
     def _report_silent(self, now: datetime) -> None:
-        for host in rows.all_hosts():
-            since = policy.silent_since(host, now)
+        for host in host_rows.all_hosts():
+            since = host_policy.silent_since(host, now)
             if since is None or host.name == self._host:
                 continue
-            if self._had_contact(since, now) and rows.mark_silent(host.name, since, now):
+            if self._had_contact(since, now) and host_rows.mark_silent(host.name, since, now):
                 text = f"Contact with the host {host.name} is lost; its jobs may still run."
                 events.add("HOST_SILENT", text, now=now, host=host.name, severity="warning")
                 wake("live")
@@ -84,7 +84,7 @@ class HostWatch:
 
         When the database was away, all hosts were silent, and return within a few seconds.
         """
-        return rows.has_readings(self._host, since + RETURN, now - RETURN)
+        return host_rows.has_readings(self._host, since + RETURN, now - RETURN)
 
     def _confirm_down(self, host: HostFact, since: datetime, now: datetime) -> None:
         """As an operator does, after the time of the threshold.
@@ -95,22 +95,22 @@ class HostWatch:
         wanted = timedelta(minutes=thresholds.current(RetryPolicy).down_after_minutes)
         if not wanted or now - since < wanted:
             return
-        if rows.seconds_with_readings(self._host, since) >= wanted.total_seconds():
-            actions.confirm_down(host, BY_THRESHOLD, now)
+        if host_rows.seconds_with_readings(self._host, since) >= wanted.total_seconds():
+            host_rows.confirm_down(host, BY_THRESHOLD, now)
 
     def _requeue(self, now: datetime) -> list[int]:
-        down = {name for name in rows.confirmed_down() if name != self._host}
+        down = {name for name in host_rows.confirmed_down() if name != self._host}
         if not down:
             return []
         # A host that sends readings again continues its jobs, and is not down.
-        for host in rows.all_hosts():
-            if host.seen_at is not None and policy.silent_since(host, now) is None:
+        for host in host_rows.all_hosts():
+            if host.seen_at is not None and host_policy.silent_since(host, now) is None:
                 down.discard(host.name)
         # A job that another engine runs is on a node of that engine, which may be up.
         attempts = Attempt.objects.filter(
             host__in=down, ended_at=None, job__requeue=True, engine=""
         )
-        read_until = {host: rows.read_until(host, now) for host in down}
+        read_until = {host: host_rows.read_until(host, now) for host in down}
         results = self._isolation.each(
             attempts.select_related("job__owner", "yield_request"),
             lambda attempt: f"job {attempt.job_id}",

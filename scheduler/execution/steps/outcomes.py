@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import takewhile
 
 from monitor.facts.readings import Health
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import (
     LONGEST_UNKNOWN_ACCOUNT,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from monitor.models import Claim
 from monitor.runtime.policy import Guard
+from monitor.runtime.rows.database import TEXT_MARK, PreparedQuery
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution import policy
 from scheduler.execution.policy import Progress

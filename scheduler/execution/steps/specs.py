@@ -16,7 +16,7 @@ from django.db import IntegrityError, transaction
 from msgspec import Struct, field
 
 from monitor.models import Gpu
-from monitor.owners.accounts import rows as os_accounts
+from monitor.owners import rows as os_accounts
 from monitor.thresholds import rows as thresholds
 from scheduler.execution import probes as capabilities_probe
 from scheduler.execution import probes as probe

@@ -26,7 +26,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 
 from monitor.facts.input_rules import is_number
-from monitor.pages.live.consumers import (
+from monitor.pages.hub import (
     SIGNED_OUT,
     Receive,
     Scope,

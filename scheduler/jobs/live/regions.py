@@ -23,9 +23,9 @@ from django.db.models import (
 from django.urls import reverse
 from msgspec import Struct
 
-from monitor.pages.live.frames import Context, Region, register
+from monitor.pages.frames import Context, Region, register
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.extensions import is_on, parts
-from monitor.runtime.rows.prepared import compiled_once
 from scheduler.dispatch.steps import controller as idle_gpu_step
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import relations

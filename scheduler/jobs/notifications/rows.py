@@ -11,7 +11,7 @@ from django.db.models import F, QuerySet
 from msgspec import Struct
 
 from monitor.models import Channel, Event, Message
-from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once
+from monitor.runtime.rows.database import MARK, PreparedQuery, compiled_once
 from scheduler.facts.jobs import JobNotice, JobState, NoticeKind
 from scheduler.jobs.notifications.policy import EVENT_KINDS, Letter, chosen, kinds_of
 from scheduler.models import BrowserNotice, Job, NotificationCursor, NotificationSettings

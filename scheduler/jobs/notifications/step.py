@@ -11,8 +11,8 @@ from django.db import transaction
 from monitor.facts.readings import Snapshot
 from monitor.incidents.alerts import steps
 from monitor.incidents.alerts.policy import AlertPolicy
-from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import NetworkLimits, problem_of, service_of
+from monitor.incidents.alerts.steps import encrypt
 from monitor.models import Channel
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation

@@ -12,10 +12,10 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 from msgspec import Struct
 
-from monitor.facts.answers import AnswerField, values_of
+from monitor.facts.formats import AnswerField, values_of
 from monitor.facts.readings import OwnerSource, Snapshot
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.usage.history.pages import content as history_content
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.usage.pages import content as history_content
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.execution.pages import contact, elsewhere, not_read
 from scheduler.execution.probes import Unreachable

@@ -14,10 +14,10 @@ from django.forms import BoundField
 from msgspec import Struct
 
 from monitor.api import posted_text
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.facts.readings import GpuReading, Health
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu
 from scheduler.facts.field_types import OURS, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of

@@ -9,8 +9,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from monitor.facts.accounts import submitter
-from monitor.facts.answers import values_of
-from monitor.facts.formats import GIB, duration
+from monitor.facts.formats import GIB, duration, values_of
 from monitor.models import Gpu
 from scheduler.facts import job_fields
 from scheduler.facts.field_types import Group

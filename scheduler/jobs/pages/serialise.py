@@ -15,9 +15,8 @@ from django.urls import reverse
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from monitor.facts.answers import values_of
-from monitor.facts.formats import duration
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.formats import duration, values_of
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps.advice import JobAdvice
 from scheduler.dispatch.steps.preview import JobForecast

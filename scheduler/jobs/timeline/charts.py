@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from monitor.facts.accounts import submitter
-from monitor.usage.history.charts import Tick, time_ticks
+from monitor.usage.charts import Tick, time_ticks
 
 # Content of the timeline: bars of jobs and of other use on each GPU, and bands of time windows.
 #

@@ -15,8 +15,8 @@ from django.views.decorators.http import require_safe
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.owners.accounts import rows as looks
-from monitor.pages.live.frames import Child, Context, Region
+from monitor.owners import rows as looks
+from monitor.pages.frames import Child, Context, Region
 from monitor.runtime.policy import TimedCache
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.timeline import charts

@@ -11,7 +11,7 @@ from django.db.models.functions import Coalesce
 from msgspec import Struct
 
 from monitor.models import Gpu, ProcessHour, ProcessMinute, ProcessUse
-from monitor.runtime.rows.prepared import MARK, TIME_MARK, PreparedQuery
+from monitor.runtime.rows.database import MARK, TIME_MARK, PreparedQuery
 from monitor.usage.rows.rollups import HOUR_S, MINUTE_S, floor, plain, start_of
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.timeline.charts import Band, Bar, BarKind, TimelineGpu, UsePiece

@@ -11,9 +11,9 @@ from django.db.models import F
 from msgspec import Struct, field
 
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.gpus.hosts import rows as hosts
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.owners.accounts import rows as tokens
+from monitor.gpus.rows import hosts as host_rows
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.owners import rows as tokens
 from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
@@ -190,4 +190,4 @@ def begin(host: str, address: str) -> None:
     address: where the other hosts reach this endpoint; "" = nowhere.
     """
     ModelInstance.objects.filter(host__in=("", host), in_flight__gt=0).update(in_flight=0)
-    hosts.set_models_address(host, address)
+    host_rows.set_models_address(host, address)

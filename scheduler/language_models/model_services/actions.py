@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 from msgspec.structs import replace
 
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import audit
 from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake

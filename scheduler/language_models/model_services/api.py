@@ -19,8 +19,8 @@ from ninja.responses import Status
 from pydantic import create_model
 
 from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body_of, caller
-from monitor.facts.answers import values_of
-from monitor.gpus import rows as gpu_rows
+from monitor.facts.formats import values_of
+from monitor.gpus.rows import closures as gpu_closures
 from scheduler.facts.language_models import InstanceState
 from scheduler.facts.model_fields import MODEL_FIELDS, REQUEST_NAMES, ModelField
 from scheduler.language_models.model_services import actions, pages, rows
@@ -240,7 +240,7 @@ def _columns(new: ModelChange) -> dict[str, Any]:
 
 
 def _gpu_list(value: list[str]) -> list[str]:
-    return gpu_rows.uuids_of(value, settings.CONFIG.node)
+    return gpu_closures.uuids_of(value, settings.CONFIG.node)
 
 
 def _named(errors: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from monitor.owners.identity.probes.listeners import listener_uids
+from monitor.owners.probes.listeners import listener_uids
 from scheduler.runner import accounts
 
 TIMEOUT_S = 5.0

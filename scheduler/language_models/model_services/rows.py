@@ -14,11 +14,11 @@ from django.contrib.auth.models import User
 from django.db.models import F, Max, Min, Model, Prefetch, Q, QuerySet, Sum
 from django.urls import reverse
 
-from monitor.facts.answers import fact_from
-from monitor.gpus.hosts import rows as hosts
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.formats import fact_from
+from monitor.gpus.rows import hosts as host_rows
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu, ProcessUse
-from monitor.runtime.probes import service_state
+from monitor.runtime.probes import processes as service_state
 from monitor.runtime.rows.wakeups import wake
 from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.blockers import Tier
@@ -516,7 +516,7 @@ def elsewhere(row: ModelService, host: str, now: datetime) -> tuple[str, tuple[I
     load: Counter[str] = Counter()
     for instance in opened:
         load[instance.host] += instance.in_flight
-    facts = {fact.name: fact for fact in hosts.registered(names)}
+    facts = {fact.name: fact for fact in host_rows.registered(names)}
     path = reverse("model", args=[row.name])
     pages = {
         name: f"{facts[name].address.rstrip('/')}{path}"

@@ -13,7 +13,7 @@ from django.conf import settings
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu
 from monitor.runtime.policy import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation

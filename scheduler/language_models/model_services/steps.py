@@ -12,9 +12,9 @@ from typing import Any
 from django.conf import settings
 from msgspec import Struct
 
-from monitor.facts.claims import ASLEEP
+from monitor.facts.accounts import ASLEEP
 from monitor.facts.formats import shortest_size
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.wakeups import wake

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Count, Min, QuerySet, Sum
 
 from monitor.pages.metrics import Families
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from scheduler.facts.language_models import OPEN, PromptStatus
 from scheduler.models import ModelInstance, ModelService, ModelUse, Prompt
 

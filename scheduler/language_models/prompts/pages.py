@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST, require_safe
 from msgspec import Struct
 
 from monitor.facts.input_rules import holds_unstorable, is_number
-from monitor.pages.live.frames import Context
+from monitor.pages.frames import Context
 from scheduler.facts.language_models import (
     DEFAULT_PRIORITY,
     OPEN,

@@ -14,17 +14,17 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Model, Q, QuerySet
 
-from monitor.facts.claims import JOB_KINDS
+from monitor.facts.accounts import JOB_KINDS
 from monitor.journal.rows import audit
 from monitor.models import Agent, Claim
-from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
-from monitor.runtime.rows.prepared import (
+from monitor.runtime.rows.database import (
     MARK,
     PreparedQuery,
     compiled_for_times,
     compiled_once,
     upsert_rows,
 )
+from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts import people

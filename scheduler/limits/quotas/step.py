@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from monitor.facts.claims import JOB_KINDS
+from monitor.facts.accounts import JOB_KINDS
 from monitor.facts.readings import Snapshot
-from monitor.gpus.hosts import rows as hosts
-from monitor.gpus.snapshot.rows import open_claims
+from monitor.gpus.rows import hosts as host_rows
+from monitor.gpus.rows.snapshot import open_claims
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
@@ -115,7 +115,7 @@ class Charging:
         charges = charging.added(part for _, part in by_gpu)
         start = now if since is None or since > now else since
         policy = thresholds.current(QuotaPolicy)
-        observed_from = max(start, now - hosts.LONGEST_GAP)
+        observed_from = max(start, now - host_rows.LONGEST_GAP)
         charging_pass = _ChargingPass(capacity, charges, start, observed_from, now)
         sizes = {gpu.uuid: gpu.memory_total_bytes for gpu in snapshot.gpus}
         holds = quota_rows.holds(self._host, start, sizes, self._isolation.converter(now))
@@ -128,11 +128,11 @@ class Charging:
 
     def _waits_for_scheduler(self, since: datetime, now: datetime) -> bool:
         """Whether it has yet to end the jobs that ended while gpucoord was down."""
-        if now - since <= hosts.LONGEST_GAP or not hosts.read_before_pause(self._host, now):
+        if now - since <= host_rows.LONGEST_GAP or not host_rows.read_before_pause(self._host, now):
             return False
         loops = [loop for loop in leases.facts(self._host) if loop.loop == "scheduler"]
         ticks = [loop.last_tick_at for loop in loops]
-        return any(at is None or now - at > hosts.SETTLED for at in ticks)
+        return any(at is None or now - at > host_rows.SETTLED for at in ticks)
 
     def _debit(self, charging_pass: _ChargingPass, holds: Sequence[GpuUseSpan]) -> None:
         """Add to the daily ledger; each second counts for its own day."""

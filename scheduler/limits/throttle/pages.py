@@ -24,8 +24,8 @@ from monitor.incidents.policy.constraints import EFFECTS, ConstraintEffect
 from monitor.incidents.policy.lifecycle import union_s
 from monitor.journal.rows import events
 from monitor.models import Constraint, Gpu
-from monitor.pages.live.frames import Context, Region
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.pages.frames import Context, Region
+from monitor.runtime.rows.database import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import steps
 from scheduler.disk.policy import DiskLevel, DiskPolicy, is_near, sentence

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from monitor.facts.formats import in_utc
 from monitor.incidents import rows as open_incidents
 from monitor.journal.rows import audit, events
-from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, upsert_rows
+from monitor.runtime.rows.database import MARK, PreparedQuery, compiled_once, upsert_rows
 from scheduler.facts.plans import RunningJob, Throttle
 from scheduler.limits.throttle.policy.throttle import (
     LOOK_BACK_H,

@@ -13,12 +13,12 @@ from django.db.models import QuerySet
 from msgspec.structs import replace
 
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import Constraint, ConstraintPolicy, gauges
 from monitor.journal.rows import events
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from monitor.thresholds import rows as monitor_rows
 from scheduler.facts.blockers import BOUND_CODES, BlockerCode
 from scheduler.facts.jobs import CLASSES, JobState, PriorityClass

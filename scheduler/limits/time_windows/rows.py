@@ -11,11 +11,11 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from monitor.facts.answers import fact_from
+from monitor.facts.formats import fact_from
 from monitor.journal.rows import audit, events
 from monitor.models import Gpu
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import Convert, convert_all
-from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import Window

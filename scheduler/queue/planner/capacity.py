@@ -17,11 +17,18 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monitor.facts.claims import ASLEEP, ClaimFact
+from monitor.facts.accounts import ASLEEP, ClaimFact
 from monitor.facts.formats import GIB
-from monitor.facts.gpu_states import Condition
-from monitor.facts.presence import OwnerReading, Presence
-from monitor.facts.readings import ComputeMode, GpuReading, Health, ProcessReading, Snapshot
+from monitor.facts.gpus import Condition
+from monitor.facts.readings import (
+    ComputeMode,
+    GpuReading,
+    Health,
+    OwnerReading,
+    Presence,
+    ProcessReading,
+    Snapshot,
+)
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy import capability
 from monitor.gpus.policy.capability import NOT_OURS, has_no_figure, hidden

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading, Health
 from monitor.facts.thresholds import threshold
 

@@ -16,7 +16,7 @@ from itertools import combinations
 
 from msgspec import Struct
 
-from monitor.facts.presence import OwnerReading, Presence
+from monitor.facts.readings import OwnerReading, Presence
 from monitor.facts.thresholds import threshold
 from monitor.gpus.policy.presence import PresencePolicy
 from scheduler.facts.blockers import BlockerCode

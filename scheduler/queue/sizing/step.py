@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from django.db.models import Count, Max, Q, QuerySet, Sum
 from msgspec.structs import asdict
 
-from monitor.facts.answers import fact_from
+from monitor.facts.formats import fact_from
 from monitor.facts.readings import GpuReading, Snapshot
 from monitor.models import Gpu, ProcessMinute
+from monitor.runtime.rows.database import compiled_for_times
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import compiled_for_times
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import NewJob, Outcome, Requirement
 from scheduler.models import Attempt, AttemptUse

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from msgspec import Struct
 
 from monitor.facts.input_rules import is_storable
-from monitor.gpus import rows as gpu_rows
+from monitor.gpus.rows import closures as gpu_closures
 from monitor.models import Gpu
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.engines.facts import EngineName
@@ -85,7 +85,7 @@ def check(
     """
     request = {name: value for name, value in raw.items() if value not in (None, [], {}, "")}
     may = rows.needs_no_approval(owner)
-    chosen = gpu_rows.uuids_of(list(only_gpus), settings.CONFIG.node)
+    chosen = gpu_closures.uuids_of(list(only_gpus), settings.CONFIG.node)
     refusals = [*_of_items(items), *_of_gpus(chosen, gpu_mode)]
     texts = rows.problems_of_owner(owner, len(items), now)
     refusals += [Refusal(field="items", text=text) for text in texts]

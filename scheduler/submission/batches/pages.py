@@ -23,11 +23,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from msgspec import Struct
 
-from monitor.facts.claims import GpuTask
+from monitor.facts.accounts import GpuTask
 from monitor.facts.readings import GpuReading
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.live.cards import STATES
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.pages.cards import STATES
+from monitor.runtime.rows.database import compiled_once
 from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of

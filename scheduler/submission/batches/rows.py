@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Count, Exists, F, Max, Model, OuterRef, Q, QuerySet, Sum
 
 from monitor.journal.rows import events
-from monitor.runtime.rows.prepared import MARK, PreparedQuery
+from monitor.runtime.rows.database import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.rollups import RetentionPeriods

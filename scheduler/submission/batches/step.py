@@ -21,7 +21,7 @@ from typing import Any
 from msgspec import Struct
 
 from monitor.facts.input_rules import is_storable
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import audit
 from monitor.models import Claim, Gpu
 from monitor.runtime.policy import Guard

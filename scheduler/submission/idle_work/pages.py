@@ -15,9 +15,9 @@ from django.views.decorators.http import require_safe
 from msgspec import Struct
 
 from monitor.facts.formats import duration
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.batches import SignalName
 from scheduler.jobs.pages.lines import GpuLink, gpu_links

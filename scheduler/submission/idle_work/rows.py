@@ -12,9 +12,9 @@ from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from monitor.facts.answers import fact_from
+from monitor.facts.formats import fact_from
 from monitor.journal.rows import events
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from scheduler.facts.batches import Candidate, Choice, Signal, SignalName, TemplateFact
 from scheduler.facts.jobs import JobState, NewJob
 from scheduler.jobs.lifecycle.rows import changes

@@ -15,7 +15,7 @@ from django.db.models import Min, QuerySet, Sum
 from django.utils.crypto import salted_hmac
 
 from monitor.facts.readings import GpuReading
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Agent
 from scheduler.facts import job_fields
 from scheduler.facts.field_types import JobField, ParseContext
@@ -351,7 +351,7 @@ def suitable_gpus(requirement: Requirement) -> list[GpuReading]:
     """The GPUs of all hosts that could take the request."""
     return [
         gpu
-        for host in monitor_store.newest_all()
+        for host in snapshots.newest_all()
         for gpu in admission.suitable(requirement, host.gpus, settings.CONFIG.gpu_power)
     ]
 

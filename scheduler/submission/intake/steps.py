@@ -21,7 +21,7 @@ from django.db.models import Q
 
 from monitor.facts.input_rules import is_number
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu
 from monitor.runtime.rows import extensions
 from monitor.thresholds import rows as thresholds
@@ -153,7 +153,7 @@ def _too_many(new: Sequence[NewJob]) -> list[Refusal]:
 
 def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
     """The refusals of jobs that no host could ever run, each with the index of its job."""
-    hosts = monitor_store.newest_all()
+    hosts = snapshots.newest_all()
     in_force = thresholds.ThresholdsInForce()
     limits, preemption = in_force.of(BoundsPolicy), in_force.of(PreemptionPolicy)
     readings = [snap.host for snap in hosts]

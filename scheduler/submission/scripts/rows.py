@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.core.exceptions import ValidationError
 
-from monitor.facts.answers import fact_from
+from monitor.facts.formats import fact_from
 from scheduler.facts.scripts import GpuUse, Script, TaskType
 from scheduler.models import ScriptDefinition
 from scheduler.submission.scripts.policy import definition_mistakes

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.hosts import FileSystemSpace, used_pct
-from monitor.facts.readings import DiskReading
+from monitor.facts.readings import DiskReading, FileSystemSpace, used_pct
 from monitor.runtime.probes import disk_space
 from scheduler.models import WatchedDisk
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from monitor.facts.gpu_states import (
+from monitor.facts.gpus import (
     IMPOSED,
     TRANSITIONS,
     GpuState,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.states import StateChange

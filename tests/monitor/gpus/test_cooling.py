@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import ClosureFact, ClosureKind, GpuState
 from monitor.facts.readings import GpuReading, Health, ProcessReading
 from monitor.gpus.policy.states import Cooling, judge, keep_jobs, with_states
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from monitor.facts.gpu_fields import GpuField
+from monitor.facts.gpus import GpuField
 from monitor.facts.readings import GPU_FIELDS
 from monitor.gpus.api import GpuBody
 from monitor.models import Gpu, GpuMinute, Sample
-from monitor.pages.live import cards
+from monitor.pages import cards
 from monitor.pages.metrics import Families, add_gpus
-from monitor.usage.history.pages.content import gpu_panels
+from monitor.usage.pages.content import gpu_panels
 from monitor.usage.policy import ranges
 from tests.builders import NOW, gpu, snapshot
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.gpu_states import Ailment, Condition, HealthReading, Xid
+from monitor.facts.gpus import Ailment, Condition, HealthReading, Xid
 from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
 from monitor.gpus.policy import health as health_events
 from monitor.gpus.policy.health import Checkup, ConditionChange, HealthPolicy, examine

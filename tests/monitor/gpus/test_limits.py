@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.hosts import Limits
+from monitor.facts.readings import Limits
 from monitor.gpus.policy.capability import clamped, cpu_places, hidden, quantity, visible
 from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
 from tests.builders import GIB, NOW, gpu, gpu_uuid

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.facts.presence import OwnerReading, Presence
-from monitor.facts.readings import Health, ProcessReading
+from monitor.facts.readings import Health, OwnerReading, Presence, ProcessReading
 from monitor.gpus.policy import presence as machine
 from monitor.gpus.policy.presence import TABLE, PresencePolicy, Sign
+from monitor.gpus.rows import snapshot as snapshot_codec
 from monitor.gpus.sampling import step as presence_step
-from monitor.gpus.snapshot import rows as snapshot_codec
 from monitor.models import LatestSnapshot
 from monitor.thresholds import rows as thresholds
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
@@ -313,7 +312,7 @@ class TestWatching:
         assert (after.owners, [note.kind for note in told]) == ((), ["OWNER_GONE"])
 
     def test_the_number_of_gpus_with_a_user_is_stored_with_the_snapshot(self) -> None:
-        from monitor.gpus.snapshot import rows as snapshot_rows
+        from monitor.gpus.rows import snapshot as snapshot_rows
 
         trace = Trace(gpus=2).look(blender(), seconds=5)
         snapshot_rows.record(snapshot(2, owners=trace.owners))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.facts.gpu_states import ClosureFact, ClosureKind, Condition, GpuState
+from monitor.facts.accounts import ClaimFact, ClaimKind
+from monitor.facts.gpus import ClosureFact, ClosureKind, Condition, GpuState
 from monitor.facts.readings import GpuReading, GpuSweep, Health
 from monitor.gpus.policy.changes import complete, explained
 from monitor.gpus.policy.states import as_booked, state_of, with_states

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from monitor.facts.claims import ClaimKind
+from monitor.facts.accounts import ClaimKind
 from monitor.facts.incidents import CLAIMED_EMPTY, EXTRA_GPUS, OVER_MEMORY, UNCLAIMED, UNUSED_GPUS
 from monitor.facts.readings import ProcessReading
 from tests.builders import GIB, NOW, claim, gpu, process

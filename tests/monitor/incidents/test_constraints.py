@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.gpu_states import Condition
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import DiskReading, Pressure
 from monitor.incidents.policy.constraints import (
     EFFECTS,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.facts.usage import CpuProcess
+from monitor.facts.readings import CpuProcess
 from monitor.gpus.sampling.probes.host import cpu_processes
 from monitor.incidents.policy.findings import ExemptionRule, Finding, GpuTimePolicy
 from monitor.incidents.rules.cpu import (

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.readings import DiskReading, HostReading, Pressure
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.policy.findings import GpuTimePolicy
 from monitor.thresholds import rows as thresholds
 from tests.builders import GIB, gpu, process, snapshot

@@ -7,10 +7,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import actions
 from monitor.models import Exemption, Gpu, Incident, Message
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.monitor import past
 from tests.monitor.alerts_made import channel

@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from monitor.facts.claims import Demand
+from monitor.facts.accounts import Demand
 from monitor.facts.incidents import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
 from monitor.facts.readings import ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import rows as incident_open
 from monitor.incidents.step import IncidentStep
 from monitor.journal.rows import audit, events

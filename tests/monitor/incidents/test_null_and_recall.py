@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 from monitor.facts import incidents as rules
-from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.facts.usage import CpuProcess
+from monitor.facts.readings import CpuProcess, ProcessReading, Snapshot
 from monitor.incidents.rules import cpu as cpu_rules
 from monitor.incidents.rules.cpu import CpuWindows
 from monitor.incidents.rules.evaluate import IncidentPolicies

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from monitor.facts.incidents import IDLE_HELD, SUSTAINED
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents import rows as open_incidents
 from monitor.models import Incident
 from tests.builders import NOW, gpu_uuid, snapshot

@@ -6,7 +6,7 @@ from django.test import RequestFactory
 
 from monitor.incidents import pages
 from monitor.models import Message, Response
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel, incident, later
 

@@ -4,15 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.incidents.policy.usage_buffers import (
+from monitor.incidents.policy.usage_series import (
+    COARSE_S,
+    FINE,
+    HORIZON_S,
     ProcessPresence,
+    Series,
     Total,
     UsageBuffers,
     UsageMinute,
     UsagePiece,
+    UsagePoint,
     merged,
 )
-from monitor.incidents.policy.usage_series import COARSE_S, FINE, HORIZON_S, Series, UsagePoint
 
 STEPS = st.lists(
     st.tuples(st.integers(1, 20), st.floats(0, 1), st.booleans()), min_size=1, max_size=400

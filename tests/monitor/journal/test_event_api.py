@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.journal.rows import events
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW, gpu_uuid
 
 pytestmark = pytest.mark.django_db

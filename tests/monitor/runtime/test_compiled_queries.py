@@ -5,7 +5,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from monitor.models import PeriodicTask, PolicyValues
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 
 pytestmark = pytest.mark.django_db
 asked = []

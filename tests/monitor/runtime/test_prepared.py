@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from monitor.models import Counter, Event, LatestSnapshot
-from monitor.runtime.rows.prepared import (
+from monitor.runtime.rows.database import (
     MARK,
     TEXT_MARK,
     TIME_MARK,

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from monitor.facts.usage import EndedProcess, UseSource
+from monitor.facts.readings import EndedProcess, UseSource
 from monitor.usage.policy.accounting import ProcessUses
 from monitor.usage.policy.attribution import EnergyMeter
 from tests.builders import NOW, gpu, gpu_uuid, process

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 
 import pytest
 
-from monitor.facts.usage import EndedProcess, UseSource
+from monitor.facts.readings import EndedProcess, UseSource
 from monitor.usage.policy.accounting import ProcessRecord, ProcessUses, UsageAmounts
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process
 

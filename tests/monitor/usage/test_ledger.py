@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from monitor.facts.readings import GpuProcess, GpuSweep, ProcessIdentity
-from monitor.facts.usage import UseSource
+from monitor.facts.readings import GpuProcess, GpuSweep, ProcessIdentity, UseSource
 from monitor.gpus.sampling.step import Sampler
 from monitor.models import LatestSnapshot, ProcessMinute, ProcessUse
 from monitor.usage.step import Ledger

@@ -9,8 +9,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from monitor import tasks
-from monitor.gpus.sampling.probes.simulated.scenario import Scenario
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.gpus.sampling.probes.simulated import Scenario
 from monitor.journal.rows import events
 from monitor.models import (
     Event,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from monitor.models import Gpu, GpuHour, HostMinute, ProcessMinute, ProcessUse
-from monitor.usage.history.pages import chart_panels
+from monitor.usage.pages import chart_panels
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows import rollups

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.facts.readings import Health
-from monitor.facts.usage import EndedProcess, GpuMark, UseSource
+from monitor.facts.readings import EndedProcess, GpuMark, Health, UseSource
 from monitor.usage.policy import accounting
 from monitor.usage.policy.accounting import ProcessUses, UsageAmounts, UsePolicy
 from monitor.usage.policy.attribution import AccountingSample, Evidence, UseSample, count, judge

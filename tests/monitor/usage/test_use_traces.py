@@ -3,7 +3,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from monitor.facts.usage import UseSource
+from monitor.facts.readings import UseSource
 from tests.monitor.driver_samples import between, pulsed, steady
 from tests.monitor.fake_nvml import GIB, FakeGpu, FakeInstance, FakeNvml
 from tests.monitor.traced import Watched

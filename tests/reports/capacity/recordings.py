@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from reports.capacity.facts import CapacityGpu, RecordedJob, ReplayFigures
+from reports.capacity.policy.demand import CapacityGpu, RecordedJob, ReplayFigures
 from reports.capacity.policy.replay import Replay, ReplayInput
 from scheduler.facts.jobs import Requirement
 from tests.builders import GIB, NOW, gpu_uuid

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import Health
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import GpuHour, ProcessHour
 from reports.capacity import rows
 from scheduler.facts.jobs import PriorityClass

@@ -17,12 +17,13 @@ from django_q.models import OrmQ
 from msgspec.structs import replace
 
 from gpucoord_site.http.middleware import COOKIE
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import GpuHour
 from monitor.pages.metrics import Families
 from monitor.thresholds import rows as thresholds
 from reports import tasks
-from reports.capacity import metrics, rows, step
+from reports.capacity import pages as metrics
+from reports.capacity import rows, step
 from reports.capacity.policy import replay
 from reports.models import CapacityResult
 from scheduler.dispatch.inputs import PlanInput

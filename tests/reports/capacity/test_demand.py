@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.capacity.facts import DemandHour
-from reports.capacity.policy.demand import daily_means, demand_hours, requested, unmet_gpu_hours
+from reports.capacity.policy.demand import (
+    DemandHour,
+    daily_means,
+    demand_hours,
+    requested,
+    unmet_gpu_hours,
+)
 from scheduler.facts.jobs import Requirement
 from tests.builders import GIB
 from tests.reports.capacity.recordings import recorded

@@ -7,8 +7,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.capacity.facts import GpuHourFigures
-from reports.capacity.policy.demand import gpu_profile, percentiles, profile
+from reports.capacity.policy.demand import GpuHourFigures, gpu_profile, percentiles, profile
 from tests.reports.capacity.recordings import known_gpu
 
 UTC_ZONE = ZoneInfo("UTC")

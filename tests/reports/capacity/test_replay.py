@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reports.capacity.facts import RecordedJob
-from reports.capacity.policy.demand import AccountInput, Accounts
+from reports.capacity.policy.demand import AccountInput, Accounts, RecordedJob
 from scheduler.facts.jobs import Dependency, DependencyKind, PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, Window
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.figures.policy.accounting import Holder, Split, covered, split
+from reports.figures.policy.ledger import Holder, Split, covered, split
 
 HOUR = 3600.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.figures.policy.accounting import Holder, Split, split
+from reports.figures.policy.ledger import Holder, Split, split
 
 LENGTH = 120
 NAMES = ("used", "idle", "empty", "unknown", "free")

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.journal.rows import events
 from monitor.models import Pattern
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.figures.policy import periods

@@ -10,18 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitor.models import Claim, Exemption, Incident
-from monitor.owners.accounts.policy import Look
-from monitor.owners.accounts.rows import look_of
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Look, Viewer
+from monitor.owners.rows import look_of
 from reports.figures import rows
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
 from reports.figures.policy import people, periods
-from reports.figures.policy.violations import ReportPolicy, above_entitlement, line, use_line
+from reports.figures.policy.advice import ReportPolicy, above_entitlement, line, use_line
 from reports.render import charts
+from reports.render import wording as tables
+from reports.render import wording as texts
 from reports.render.actions import page_context
-from reports.render.wording import tables
-from reports.render.wording import text as texts
 from scheduler.facts.jobs import Requirement
 from scheduler.limits.quotas.policy import charging
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from monitor.incidents.policy.findings import GpuTimePolicy
+from reports.figures.policy.advice import HIGH_PCT, HOUR_S, SUSTAINED_PCT, Standards, judged
 from reports.figures.policy.jobs import JobWait, Waiting
 from reports.figures.policy.ledger import GpuPart, Ledger, Step, UseFact, UsePart
-from reports.figures.policy.violations import HIGH_PCT, HOUR_S, SUSTAINED_PCT, Standards, judged
 
 USERS, WEEK_H = 40, 7 * 24
 ENTITLED_PCT = 30.0

@@ -9,13 +9,12 @@ import pytest
 from django.contrib.auth.models import User
 from pypdf import PdfReader
 
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.figures.policy import periods
 from reports.render.actions import render
-from reports.render.wording.brief import Cover
-from reports.render.wording.tables import cell
+from reports.render.wording import Cover, cell
 from tests.builders import NOW
 from tests.reports.made import contended, ran, share_of_all, watched_gpu
 

@@ -16,14 +16,14 @@ from django.contrib.auth.models import User
 from openpyxl import load_workbook
 from pypdf import PdfReader
 
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.figures.policy import periods
+from reports.render import wording as tables
 from reports.render.actions import CSV_COLUMNS, FORMATS, render
-from reports.render.wording import tables
-from reports.render.wording.tables import ALL_JOBS, ALL_USERS, cell
+from reports.render.wording import ALL_JOBS, ALL_USERS, cell
 from tests.builders import NOW
 from tests.reports.made import contended, ran, share_of_all, watched_gpu
 

@@ -19,7 +19,7 @@ from django.test import Client
 from gpucoord_site.cli import verbs
 from monitor.models import AuditEntry
 from reports.figures import actions
-from reports.render import engines
+from reports.render import actions as engines
 from scheduler.models import Job
 from scheduler.queue.blockers import policy as stored_blockers
 from tests.builders import NOW

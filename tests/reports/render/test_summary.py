@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from msgspec.structs import replace
 
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import (
     BlockerFigures,
@@ -22,8 +22,8 @@ from reports.figures.facts import (
     Violation,
 )
 from reports.figures.policy import periods
-from reports.render.wording import text
-from reports.render.wording.tables import cell
+from reports.render import wording as text
+from reports.render.wording import cell
 from tests.builders import NOW
 from tests.reports.made import contended, ran, share_of_all, watched_gpu
 

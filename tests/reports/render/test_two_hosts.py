@@ -15,13 +15,13 @@ import pytest
 from openpyxl import load_workbook
 from pypdf import PdfReader
 
-from monitor.owners.identity.policy import Viewer
+from monitor.owners.policy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.figures.policy import periods
 from reports.models import ReportSchedule, StoredReport
+from reports.render import wording as tables
 from reports.render.actions import render
-from reports.render.wording import tables
 from reports.schedule import step
 from tests.builders import NOW
 from tests.reports.made import ran, watched_gpu

@@ -13,7 +13,8 @@ from django.utils import timezone
 from monitor.incidents.alerts import steps
 from monitor.models import AuditEntry, Message
 from reports.models import ReportSchedule, StoredReport
-from reports.schedule import actions, rows, step
+from reports.schedule import rows, step
+from reports.schedule import step as actions
 from tests.monitor import alerts_made
 from tests.monitor.alerts_made import Post
 from tests.scheduler.jobs.test_job_api import Api

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.cli import verbs
-from reports.tags.actions import TaggedAttempt, sums
+from reports.tags.pages import TaggedAttempt, sums
 from scheduler.models import Attempt, AttemptUse
 from tests import jobs_made
 from tests.builders import NOW

@@ -20,7 +20,7 @@ from django.db import connection, transaction
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim, GpuClosure
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import ProcessUse
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch import inputs as plan_inputs

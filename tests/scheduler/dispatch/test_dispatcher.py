@@ -10,9 +10,9 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from monitor.facts.gpu_states import ClosureFact, ClosureKind
-from monitor.gpus import rows as availability
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.facts.gpus import ClosureFact, ClosureKind
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from monitor.facts.gpu_states import ClosureFact, ClosureKind
+from monitor.facts.gpus import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, ProcessReading
-from monitor.gpus import rows as availability
-from monitor.gpus.snapshot import rows as snapshot_codec
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as snapshot_codec
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
 from scheduler.queue.blockers.wording import text

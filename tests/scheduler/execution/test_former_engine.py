@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.engine_leaders import FormerEngine
 from scheduler.dispatch.steps.engine_tasks import EngineStep

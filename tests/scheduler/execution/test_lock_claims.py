@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from monitor.facts.claims import ClaimKind
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.accounts import ClaimKind
+from monitor.facts.gpus import GpuState
 from monitor.gpus.policy.states import with_states
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_closures import LockClaims
 from scheduler.models import LockRefusal

@@ -14,8 +14,8 @@ from django.test import Client
 
 from gpucoord_site.cli import check
 from gpucoord_site.cli.check_machine import Level
-from monitor.gpus import rows as availability
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Event
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_closures import LockFiles

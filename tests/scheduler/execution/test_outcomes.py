@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import Health
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.journal.rows import counters
 from monitor.models import Claim, Event
 from scheduler.dispatch.steps import yields as yield_requests

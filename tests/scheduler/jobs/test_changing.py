@@ -11,9 +11,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event
-from monitor.owners.accounts import rows as tokens
+from monitor.owners import rows as tokens
 from scheduler.models import Job, Quota, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid, snapshot

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
-from monitor.owners.accounts import rows
+from monitor.gpus.rows import snapshot as monitor_store
+from monitor.owners import rows
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.pages import serialise

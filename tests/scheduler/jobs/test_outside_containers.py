@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.facts.readings import OwnerSource, ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.jobs.pages.detail import OutsideContainer, outside
 from tests import jobs_made
 from tests.builders import gpu_uuid, process, snapshot

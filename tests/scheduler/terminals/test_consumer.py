@@ -21,8 +21,8 @@ from gpucoord_site.accounts import login_link
 from gpucoord_site.asgi import application
 from monitor.facts.accounts import TokenScope
 from monitor.models import ApiToken
-from monitor.owners.accounts import rows as tokens
-from monitor.pages.live.consumers import FAILED, FLOODING, MALFORMED, SIGNED_OUT
+from monitor.owners import rows as tokens
+from monitor.pages.hub import FAILED, FLOODING, MALFORMED, SIGNED_OUT
 from scheduler.models import Job
 from scheduler.runner.accounts import Account
 from scheduler.runner.programs.terminal import HEAD, INPUT, SIZE, listen

@@ -14,14 +14,20 @@ from typing import TypeVar
 import psutil
 from msgspec import Struct
 
-from monitor.facts.hosts import Limits, LimitSource
 from monitor.facts.input_rules import escaped
-from monitor.facts.readings import DiskReading, HostCounters, HostReading, Pressure, ProcessIdentity
-from monitor.facts.usage import CpuProcess
+from monitor.facts.readings import (
+    CpuProcess,
+    DiskReading,
+    HostCounters,
+    HostReading,
+    Limits,
+    LimitSource,
+    Pressure,
+    ProcessIdentity,
+)
 from monitor.gpus.policy.capability import clamped, least, quantity, visible
-from monitor.owners.identity.policy import owner_of
-from monitor.owners.identity.probes.credentials import CredentialReader, account_ranges
-from monitor.owners.identity.probes.runtimes import ContainerRuntimes
+from monitor.owners.policy import owner_of
+from monitor.owners.probes.credentials import ContainerRuntimes, CredentialReader, account_ranges
 from monitor.runtime.probes import disk_space
 
 # Resource limits of this process: machine, CPU affinity, cgroups, pod and settings.

@@ -14,8 +14,7 @@ from django.db.models import Q, QuerySet
 from msgspec import Struct
 
 from monitor.journal.rows import audit, counters, events
-from monitor.runtime.rows.database import keep_commits_synced
-from monitor.runtime.rows.prepared import insert_row
+from monitor.runtime.rows.database import insert_row, keep_commits_synced
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts import job_fields
 from scheduler.facts.jobs import JobState, NewJob, Outcome

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from monitor.runtime.policy import TimedCache
-from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.database import compiled_once
 from scheduler.facts.jobs import JobState, Outcome, RunTime
 from scheduler.jobs.lifecycle.policy import LONGEST, PredictedStart, calibrations
 from scheduler.models import Attempt, Job

@@ -12,8 +12,8 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Count
 
+from monitor.runtime.rows.database import MARK, PreparedQuery
 from monitor.runtime.rows.item_isolation import Convert, convert_all
-from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Ends, JobState, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob

@@ -14,12 +14,12 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
-from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.gpus.hosts.rows import LONGEST_GAP
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.accounts import ClaimFact, ClaimKind
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.gpus.rows.hosts import LONGEST_GAP
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import audit, counters, events
-from monitor.runtime.rows.prepared import (
+from monitor.runtime.rows.database import (
     MARK,
     PreparedQuery,
     compiled_once,

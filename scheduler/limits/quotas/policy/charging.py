@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from monitor.facts.claims import ClaimFact
+from monitor.facts.accounts import ClaimFact
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.gpus.policy.capability import hidden
 from scheduler.facts.people import Budget, Capacity

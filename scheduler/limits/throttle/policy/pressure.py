@@ -17,7 +17,7 @@ from math import ceil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import Condition
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import GpuReading
 from monitor.facts.thresholds import percent, threshold
 from monitor.incidents.policy.constraints import Gauge

@@ -11,7 +11,7 @@ from math import exp
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import Condition
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy.capability import hidden

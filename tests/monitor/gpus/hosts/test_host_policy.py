@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from monitor.facts.hosts import HostFact, HostState, JoiningHost
-from monitor.gpus.hosts import policy
+from monitor.facts.readings import HostFact, HostState, JoiningHost
+from monitor.gpus.policy import hosts as policy
 from tests.builders import NOW
 
 NEW = JoiningHost(

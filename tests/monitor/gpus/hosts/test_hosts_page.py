@@ -11,8 +11,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.hosts import actions, rows
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import hosts as actions
+from monitor.gpus.rows import hosts as rows
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import Host, JoinToken, LatestSnapshot
 from tests.builders import host, snapshot

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from monitor.gpus.hosts import rows as hosts
+from monitor.gpus.rows import hosts
 from monitor.models import HostSample
 from tests.builders import NOW
 

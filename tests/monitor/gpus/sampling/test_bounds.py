@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from monitor.facts.gpu_fields import BOUNDS
-from monitor.facts.gpu_states import HealthReading, Xid
+from monitor.facts.gpus import BOUNDS, HealthReading, Xid
 from monitor.facts.readings import (
     GPU_FIELDS,
     DiskReading,
+    EndedProcess,
     GpuProcess,
     GpuReading,
     GpuSweep,
     HostCounters,
     HostReading,
     Pressure,
+    UseSource,
 )
-from monitor.facts.usage import EndedProcess, UseSource
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.policy import JumpFilter, bounded_host, bounded_sweep
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu, Sample
 from tests.builders import NOW, gpu, gpu_uuid
 from tests.monitor.gpus.sampling.test_sampler import ScriptedProbe, at, sampler

@@ -10,7 +10,7 @@ import pytest
 
 from monitor.facts.readings import GpuReading, Health
 from monitor.gpus.sampling.policy import bounded_sweep
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
+from monitor.gpus.sampling.probes.nvml import NvmlProbe
 from tests.monitor import field_devices
 from tests.monitor.fake_nvml import GIB, FakeGpu, FakeNvml
 from tests.monitor.made_readings import NOW

@@ -9,9 +9,9 @@ import pytest
 
 from gpucoord_site.service.filesystems import mount_of
 from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
-from monitor.owners.identity.policy import UidRange, uid_map_of
-from monitor.owners.identity.probes.credentials import words_of
-from monitor.owners.identity.probes.listeners import listening_uids
+from monitor.owners.policy import UidRange, uid_map_of
+from monitor.owners.probes.credentials import words_of
+from monitor.owners.probes.listeners import listening_uids
 from scheduler.disk.probes import mount_table
 from scheduler.runner import process_tree
 from scheduler.runner.confine.host_probe import hierarchies, own_cgroups

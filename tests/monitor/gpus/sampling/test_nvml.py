@@ -6,10 +6,10 @@ import pynvml
 import pytest
 
 from monitor.facts.readings import ComputeMode, GpuSweep, Health
-from monitor.gpus.sampling.probes.nvml import probe as nvml_module
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe, detect
-from monitor.gpus.sampling.probes.selection import NoProbe, probe_from
-from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+from monitor.gpus.sampling.probes import nvml as nvml_module
+from monitor.gpus.sampling.probes.nvml import NvmlProbe, detect
+from monitor.gpus.sampling.probes.simulated import SimulatedProbe
+from monitor.gpus.sampling.step import NoProbe, probe_from
 from tests.monitor.fake_nvml import GIB, FakeGpu, FakeNvml
 from tests.monitor.made_readings import NOW
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from monitor.gpus.sampling.probes.nvml.calls import MOST_SKIPPED, CallTimes
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
+from monitor.gpus.sampling.probes.nvml import NvmlProbe
+from monitor.gpus.sampling.probes.nvml_calls import MOST_SKIPPED, CallTimes
 from tests.builders import NOW
 from tests.monitor.driver_samples import steady
 from tests.monitor.fake_nvml import GIB, FakeGpu, FakeNvml

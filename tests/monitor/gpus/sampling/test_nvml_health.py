@@ -8,10 +8,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from monitor.facts.gpu_states import HealthReading, Xid
+from monitor.facts.gpus import HealthReading, Xid
 from monitor.facts.readings import GpuSweep, Health
-from monitor.gpus.sampling.probes.nvml import probe as nvml_module
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
+from monitor.gpus.sampling.probes import nvml as nvml_module
+from monitor.gpus.sampling.probes.nvml import NvmlProbe
 from tests.monitor.fake_nvml import FakeGpu, FakeNvml
 from tests.monitor.made_readings import NOW
 from tests.pace import Stopwatch

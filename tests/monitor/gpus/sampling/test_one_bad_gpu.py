@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from monitor.facts.readings import GpuReading, GpuSweep, Health
 from monitor.gpus.sampling.policy import bounded_sweep
-from monitor.gpus.sampling.probes.nvml.answers import READERS
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe, detect
+from monitor.gpus.sampling.probes.nvml import NvmlProbe, detect
+from monitor.gpus.sampling.probes.nvml_calls import READERS
 from tests.monitor.driver_samples import steady
 from tests.monitor.fake_nvml import GIB, FakeGpu, FakeInstance, FakeNvml, Hang
 from tests.monitor.made_readings import NOW

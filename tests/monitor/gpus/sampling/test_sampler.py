@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 import pytest
 from django.db import transaction
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import Condition, GpuState, Xid
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import Condition, GpuState, Xid
 from monitor.facts.readings import (
     GpuProcess,
     GpuSweep,
@@ -18,14 +18,14 @@ from monitor.facts.readings import (
     ProcessIdentity,
     Snapshot,
 )
-from monitor.gpus import rows as availability
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling import step as sampler_module
 from monitor.gpus.sampling.policy import hang_text
 from monitor.gpus.sampling.probes.host import HostProbe
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe
-from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+from monitor.gpus.sampling.probes.nvml import NvmlProbe
+from monitor.gpus.sampling.probes.simulated import SimulatedProbe
 from monitor.gpus.sampling.step import Sampler
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Claim, Event, Gpu, HostSample, Sample
 from tests.builders import NOW, claim, gpu

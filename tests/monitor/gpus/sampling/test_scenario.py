@@ -7,18 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import Condition
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import GpuReading, GpuSweep, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy, examine
-from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
-from monitor.gpus.sampling.probes.simulated.scenario import (
+from monitor.gpus.sampling.probes.simulated import (
+    FIRST_PID,
+    GIB,
     HOT_EVERY_S,
     LOST_EVERY_S,
     Load,
     Scenario,
+    SimulatedProbe,
 )
-from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID, GIB
 from tests.builders import snapshot
 from tests.monitor.made_readings import NOW
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
-from monitor.gpus import rows as availability
+from monitor.facts.gpus import ClosureFact, ClosureKind, GpuState
 from monitor.gpus.policy.states import with_states
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import closures as availability
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.policy.findings import bookings
 from monitor.models import Claim, GpuClosure, LatestSnapshot
 from tests.builders import NOW, claim, gpu_uuid, host, snapshot

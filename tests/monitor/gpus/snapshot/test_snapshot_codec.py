@@ -6,21 +6,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from monitor.facts.gpu_states import Ailment, Condition, GpuState, HealthReading
-from monitor.facts.hosts import Limits
-from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
+from monitor.facts.gpus import Ailment, Condition, GpuState, HealthReading
 from monitor.facts.readings import (
+    BaselineProcess,
+    CallCost,
     DiskReading,
     GpuReading,
     Health,
     HostCounters,
     HostReading,
+    Limits,
+    OwnerReading,
+    Presence,
     Pressure,
     ProcessReading,
     Snapshot,
 )
-from monitor.facts.usage import CallCost
-from monitor.gpus.snapshot import rows as snapshot_codec
+from monitor.gpus.rows import snapshot as snapshot_codec
 from tests.monitor import made_readings as facts
 
 

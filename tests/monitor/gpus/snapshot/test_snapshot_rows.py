@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading, Health, HostReading, Snapshot
-from monitor.gpus.sampling.probes.simulated.scenario import Scenario
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.gpus.sampling.probes.simulated import Scenario
 from monitor.journal.rows import events
 from monitor.models import Gpu, HostSample, LatestSnapshot, Sample
 from tests.monitor.made_readings import NOW

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.db import OperationalError, transaction
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import Xid
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import Xid
 from monitor.facts.readings import GpuProcess, GpuSweep, HostReading, ProcessIdentity
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import Identities
 from monitor.gpus.sampling.step import Sampler
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.alerts import steps
 from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.rows import counters, events

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import (
     Attachment,
     Enclosure,
@@ -27,6 +26,7 @@ from monitor.incidents.alerts.senders import (
     send_all,
     service_of,
 )
+from monitor.incidents.alerts.steps import encrypt
 from monitor.models import Channel, Message
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel

@@ -10,11 +10,11 @@ from django.test import override_settings
 from django.utils import timezone
 
 from monitor import tasks
-from monitor.incidents.alerts import rows as alert_letters
 from monitor.incidents.alerts import steps
+from monitor.incidents.alerts import steps as alert_letters
 from monitor.incidents.alerts import steps as alert_writer
 from monitor.incidents.alerts.policy import AlertPolicy
-from monitor.incidents.alerts.rows import decrypt
+from monitor.incidents.alerts.steps import decrypt
 from monitor.journal.rows import events
 from monitor.models import Channel, Event, Incident, Message, PolicyValues
 from monitor.runtime.rows import periodic_tasks

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
-from monitor.owners.accounts import policy
-from monitor.owners.accounts.policy import InvalidRule, parse_rule, refusal
+from monitor.owners import policy
+from monitor.owners.policy import InvalidRule, parse_rule, refusal
 
 ALICE = Peer(pid=4711, uid=1001, account="alice")
 ANY = LocalRule(accounts=LocalAccounts.ANY)

@@ -7,7 +7,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.owners.accounts.policy import COLOURS, PATTERNS, Look, looks, next_look
+from monitor.owners.policy import COLOURS, PATTERNS, Look, looks, next_look
 
 names = st.text(string.ascii_lowercase + string.digits + "-.é ", min_size=1, max_size=12)
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu, ProcessHour
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW, snapshot
 from tests.monitor.past import process_use
 

@@ -5,8 +5,8 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import GpuProcess
 from monitor.models import OsAccount
-from monitor.owners.accounts import rows
-from monitor.owners.identity.policy import attribute
+from monitor.owners import rows
+from monitor.owners.policy import attribute
 from tests.builders import NOW
 from tests.monitor.owners.identity.test_attribution import identity
 

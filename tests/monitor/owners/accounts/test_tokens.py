@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import ApiToken
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact
+from monitor.facts.accounts import ClaimFact
 from monitor.facts.readings import GpuProcess, ProcessIdentity, ProcessReading
-from monitor.owners.identity.policy import attribute
+from monitor.owners.policy import attribute
 from tests.monitor.made_readings import NOW
 
 LEADER, LEADER_TICKS = 100, 5000

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from monitor.facts.accounts import NO_LOGIN
 from monitor.facts.readings import OwnerSource
-from monitor.owners.identity.policy import (
+from monitor.owners.policy import (
     Credentials,
     Owner,
     UidRange,
@@ -26,8 +26,8 @@ from monitor.owners.identity.policy import (
     job_cgroup_of,
     owner_of,
 )
-from monitor.owners.identity.probes import homes
-from monitor.owners.identity.probes.runtimes import (
+from monitor.owners.probes import credentials as homes
+from monitor.owners.probes.credentials import (
     NO_LABELS,
     PENDING,
     ContainerLabels,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.owners.identity.policy import container_of, session_uid
+from monitor.owners.policy import container_of, session_uid
 
 ID = "0123456789ab" + "c" * 52
 SHORT = "0123456789ab"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from monitor.owners.identity.probes import listeners
-from monitor.owners.identity.probes.listeners import is_on_this_host, listener_uids, peer_uids
+from monitor.owners.probes import listeners
+from monitor.owners.probes.listeners import is_on_this_host, listener_uids, peer_uids
 from tests.foreign_listener import OTHER, foreign_listener, needs_root
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.accounts import NO_LOGIN, AccountRanges
 from monitor.facts.readings import OwnerSource
-from monitor.owners.identity.policy import (
+from monitor.owners.policy import (
     Credentials,
     Owner,
     UidRange,
@@ -16,7 +16,7 @@ from monitor.owners.identity.policy import (
     subordinate_lines,
     uid_map_of,
 )
-from monitor.owners.identity.probes.credentials import account_ranges
+from monitor.owners.probes.credentials import account_ranges
 
 ALICE, BOB, SHARED = 1001, 1002, 1500
 SUBUID = (UidRange(100_000, 65_536, ALICE), UidRange(165_536, 65_536, BOB))

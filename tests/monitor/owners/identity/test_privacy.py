@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.facts.readings import HostReading, ProcessReading, Snapshot
-from monitor.owners.identity.policy import Viewer, event_text, owns, redact
+from monitor.owners.policy import Viewer, event_text, owns, redact
 from tests.monitor import made_readings as facts
 
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 from django.utils import timezone
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimKind, GpuTask
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.accounts import ClaimKind, GpuTask
+from monitor.facts.gpus import GpuState
 from monitor.facts.incidents import Badge, Badges
-from monitor.pages.live import cards
-from monitor.pages.live.board import gpu_cells, gpu_row
-from monitor.pages.live.cards import Card
+from monitor.pages import cards
+from monitor.pages.cards import Card
+from monitor.pages.rendering import gpu_cells, gpu_row
 from tests.builders import gpu, gpu_uuid, process, snapshot
 
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.incidents import Badge, Badges
-from monitor.facts.presence import OwnerReading, Presence
-from monitor.facts.readings import DiskReading
-from monitor.pages.live import cards
+from monitor.facts.readings import DiskReading, OwnerReading, Presence
+from monitor.pages import cards
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 

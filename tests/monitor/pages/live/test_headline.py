@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.incidents import Badge, Badges
 from monitor.facts.readings import Snapshot
-from monitor.pages.live import board, cards
-from monitor.pages.live.board import QueueCounts
+from monitor.pages import cards
+from monitor.pages import rendering as board
+from monitor.pages.rendering import QueueCounts
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
 

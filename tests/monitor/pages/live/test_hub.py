@@ -13,11 +13,10 @@ import pytest
 from django.db import DatabaseError
 
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot.rows import Bookings
-from monitor.pages.live import frames
-from monitor.pages.live.consumers import WINDOW, LiveFeed
-from monitor.pages.live.frames import Region
-from monitor.pages.live.hub import UNREADABLE, UNRENDERED, Hub, Seqs
+from monitor.gpus.rows.snapshot import Bookings
+from monitor.pages import frames
+from monitor.pages.frames import Region
+from monitor.pages.hub import UNREADABLE, UNRENDERED, WINDOW, Hub, LiveFeed, Seqs
 from monitor.runtime.probes import datagrams
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 from tests.pace import Stopwatch
@@ -254,7 +253,7 @@ async def test_a_template_fault_is_not_reported_as_a_database_fault(
 async def test_the_complete_state_is_sent_once_a_second_at_most(
     hub: Hub, server: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.pages.live.consumers.WHOLE_EVERY_S", 0.3)
+    monkeypatch.setattr("monitor.pages.hub.WHOLE_EVERY_S", 0.3)
     socket = Socket()
     feed = connect(socket)
     await tick(hub, server)
@@ -386,14 +385,14 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub with its own thread."""
     monkeypatch.setattr(frames, "_registered", {})
-    monkeypatch.setattr("monitor.pages.live.hub.close_old_connections", lambda: None)
+    monkeypatch.setattr("monitor.pages.hub.close_old_connections", lambda: None)
     return Hub(server.read, server.seqs, Bookings)
 
 
 async def test_a_wake_up_brings_a_frame_at_once(
     live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 60.0)
+    monkeypatch.setattr("monitor.pages.hub.POLL_S", 60.0)
     viewer = live_hub.join(DASHBOARD)
     await wait_until(lambda: list((data / "run").glob("live.*.sock")) != [])
     await wait_until(lambda: live_hub.frame is not None)
@@ -408,7 +407,7 @@ async def test_a_wake_up_brings_a_frame_at_once(
 async def test_what_is_around_a_reading_follows_it_by_itself(
     live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 60.0)
+    monkeypatch.setattr("monitor.pages.hub.POLL_S", 60.0)
     mood = Mood()
     frames.register(Region("mood", "monitor/_events.html", mood.load))
     viewer = live_hub.join(DASHBOARD)
@@ -425,8 +424,8 @@ async def test_what_is_around_a_reading_follows_it_by_itself(
 async def test_changes_right_after_a_change_are_shown_with_the_next_reading(
     live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 60.0)
-    monkeypatch.setattr("monitor.pages.live.hub.BURST_S", 0.2)
+    monkeypatch.setattr("monitor.pages.hub.POLL_S", 60.0)
+    monkeypatch.setattr("monitor.pages.hub.BURST_S", 0.2)
     mood = Mood()
     frames.register(Region("mood", "monitor/_events.html", mood.load))
     viewer = live_hub.join(DASHBOARD)
@@ -455,7 +454,7 @@ async def test_changes_right_after_a_change_are_shown_with_the_next_reading(
 async def test_a_lost_wake_up_costs_a_poll(
     live_hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 0.05)
+    monkeypatch.setattr("monitor.pages.hub.POLL_S", 0.05)
     viewer = live_hub.join(DASHBOARD)
     await wait_until(lambda: live_hub.frame is not None)
     server.take(gpus=3)
@@ -467,7 +466,7 @@ async def test_a_lost_wake_up_costs_a_poll(
 async def test_it_reads_nothing_without_viewers(
     live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.pages.live.hub.POLL_S", 0.02)
+    monkeypatch.setattr("monitor.pages.hub.POLL_S", 0.02)
 
     def listens() -> bool:
         return any((data / "run").glob("live.*.sock"))

@@ -12,12 +12,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.asgi import application
-from monitor.gpus.snapshot.rows import Bookings
-from monitor.pages.live import consumers as live_consumers
-from monitor.pages.live import consumers as live_socket
-from monitor.pages.live import frames
-from monitor.pages.live.consumers import FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
-from monitor.pages.live.hub import Hub
+from monitor.gpus.rows.snapshot import Bookings
+from monitor.pages import frames
+from monitor.pages import hub as live_consumers
+from monitor.pages import hub as live_socket
+from monitor.pages.hub import FLOODING, MALFORMED, TOO_MANY_SOCKETS, Hub, OpenSockets
 from tests.builders import NOW, snapshot
 from tests.monitor.pages.live.test_hub import Server
 from tests.sockets import MALFORMED_TEXTS, Socket

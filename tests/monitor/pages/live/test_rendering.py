@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from monitor.facts.claims import GpuTask
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.accounts import GpuTask
+from monitor.facts.gpus import GpuState
 from monitor.facts.incidents import Badge, Badges
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot.rows import Bookings
-from monitor.owners.accounts import rows as look_rows
-from monitor.owners.accounts.policy import Look
-from monitor.pages.live import frames, rendering
-from monitor.pages.live.frames import Child, Frame, Region
-from monitor.pages.live.rendering import Renderer
+from monitor.gpus.rows.snapshot import Bookings
+from monitor.owners import rows as look_rows
+from monitor.owners.policy import Look
+from monitor.pages import frames, rendering
+from monitor.pages.frames import Child, Frame, Region
+from monitor.pages.rendering import Renderer
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
 MINUTE = timedelta(minutes=1)

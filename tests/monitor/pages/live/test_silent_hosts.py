@@ -13,11 +13,11 @@ from django.test import Client
 from django.utils import timezone
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as snapshots
-from monitor.pages.live import frames
-from monitor.pages.live.rendering import Renderer
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.pages import frames
+from monitor.pages.rendering import Renderer
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
 LAST = NOW - timedelta(minutes=5)

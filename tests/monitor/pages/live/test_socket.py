@@ -4,13 +4,7 @@ import logging
 
 import pytest
 
-from monitor.pages.live.consumers import (
-    Closed,
-    MessageBudget,
-    OpenSockets,
-    PageMessage,
-    page_message,
-)
+from monitor.pages.hub import Closed, MessageBudget, OpenSockets, PageMessage, page_message
 from monitor.runtime.rows.item_isolation import FaultLog
 from tests.sockets import MALFORMED_TEXTS
 

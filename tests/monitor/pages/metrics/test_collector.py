@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import DiskReading, Health, HostCounters, Pressure, Snapshot
-from monitor.gpus.snapshot import rows as snapshot_rows
+from monitor.gpus.rows import snapshot as snapshot_rows
 from monitor.incidents.alerts import steps
 from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.facts import EvictionReason

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monitor.facts.gpu_states import Condition, HealthReading
+from monitor.facts.gpus import Condition, HealthReading
 from monitor.facts.readings import Health
 from monitor.gpus.policy import health as policy
 from monitor.pages.metrics import CLOCK_REASONS, Families, add_health

@@ -4,9 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from monitor.facts.readings import GpuSweep
-from monitor.facts.usage import CallCost, InstanceReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.readings import CallCost, GpuSweep, InstanceReading
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import ProcessUse
 from monitor.pages import metrics as monitor_metrics
 from monitor.pages.metrics import Families

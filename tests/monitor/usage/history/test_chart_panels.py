@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from monitor.models import Gpu
-from monitor.usage.history.pages import content
-from monitor.usage.history.pages.chart_panels import History, coverage, history
+from monitor.usage.pages import content
+from monitor.usage.pages.chart_panels import History, coverage, history
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from scheduler.queue.sizing.policy import GpuMinute, summarise
 from tests.builders import GIB, NOW

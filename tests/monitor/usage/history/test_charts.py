@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.usage.history import charts
+from monitor.usage import charts
 
 numbers = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 series = st.lists(

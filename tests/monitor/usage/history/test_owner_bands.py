@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from monitor.models import Gpu, ProcessMinute
-from monitor.usage.history.pages import owner_bands
-from monitor.usage.history.pages.chart_panels import OwnerShare
+from monitor.usage.pages import chart_panels as owner_bands
+from monitor.usage.pages.chart_panels import OwnerShare
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from tests.builders import GIB
 from tests.monitor.past import gpu_row, process_use

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from monitor.facts.incidents import CPU_HOG, IDLE_HELD, MEMORY_HOG, SUSTAINED
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.policy.findings import Finding, RuleInput
-from monitor.incidents.rules import bookings as booking_rules
 from monitor.incidents.rules import evaluate, processes
+from monitor.incidents.rules import evaluate as booking_rules
 from monitor.incidents.rules.evaluate import IncidentPolicies, Rule
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident, ItemFault

@@ -7,7 +7,7 @@ from django.db import transaction
 from django_q.models import OrmQ
 
 from monitor.facts.readings import Snapshot
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import Constraint, PeriodicTask
 from scheduler.dispatch import tasks as controller_tasks

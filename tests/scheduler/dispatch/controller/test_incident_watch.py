@@ -11,11 +11,11 @@ from django.test import Client
 from msgspec.structs import replace
 
 from monitor.facts.incidents import CPU_HOG, FAIR_SHARE, SUSTAINED
-from monitor.facts.usage import CpuProcess
+from monitor.facts.readings import CpuProcess
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import HostProbe
-from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+from monitor.gpus.sampling.probes.simulated import SimulatedProbe
 from monitor.gpus.sampling.step import Sampler
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Incident, PolicyValues
 from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from scheduler.models import Job, Quota

@@ -8,8 +8,7 @@ import pytest
 from django.db import transaction
 
 from monitor.facts.incidents import SUSTAINED
-from monitor.facts.readings import GpuProcess, GpuSweep, ProcessIdentity
-from monitor.facts.usage import UseSource
+from monitor.facts.readings import GpuProcess, GpuSweep, ProcessIdentity, UseSource
 from monitor.models import Incident, PolicyValues
 from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from tests.builders import GIB, NOW, gpu

@@ -14,8 +14,8 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from monitor.facts.readings import GpuProcess, GpuSweep
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.step import Sampler
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import Incident
 from scheduler.dispatch.steps.controller import (

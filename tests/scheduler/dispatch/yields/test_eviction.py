@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.policy.presence import PresencePolicy
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling import step as presence_step
-from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.steps.dispatcher import Dispatcher

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.facts.gpu_states import Condition
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import GpuReading
 from monitor.models import PolicyValues
 from scheduler.dispatch.steps.yields import HotGpus

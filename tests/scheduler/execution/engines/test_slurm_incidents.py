@@ -10,10 +10,10 @@ from django.db import transaction
 
 from monitor.facts.incidents import CLAIMED_EMPTY, UNUSED_GPUS
 from monitor.facts.readings import GpuProcess, ProcessIdentity, ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident
-from monitor.owners.identity.policy import attribute, job_cgroup_of
+from monitor.owners.policy import attribute, job_cgroup_of
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines.policy import ReportedProcess
 from scheduler.facts.jobs import Identity

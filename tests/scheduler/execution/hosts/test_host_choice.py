@@ -9,9 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.facts.hosts import HostState
-from monitor.gpus.hosts import rows as hosts
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.readings import HostState
+from monitor.gpus.rows import hosts
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from scheduler.dispatch.inputs import HostGate, PlanInput
 from scheduler.dispatch.steps.dispatcher import (

@@ -16,12 +16,12 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.cli import jobs as jobs_command
-from monitor.facts.hosts import HostState, JoiningHost
-from monitor.gpus.hosts import rows as hosts
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.readings import HostState, JoiningHost
+from monitor.gpus.rows import hosts
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import Event, HostMinute
-from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.probes.processes import boot_id
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.execution import pages as host_pages
@@ -234,7 +234,7 @@ def test_only_jobs_with_requeue_run_elsewhere_once_the_host_is_confirmed_down(
     job = silent_job(alice, requeue=True)
     other = jobs_made.running(alice, on=())
     see("east", 1, at_s=60)
-    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
 
     assert look(data) == [job.pk]
     job.refresh_from_db()
@@ -253,7 +253,7 @@ def test_a_host_that_never_registered_can_be_down_too(alice: User, data: Path) -
     job = jobs_made.running(alice)
     Job.objects.filter(pk=job.pk).update(requeue=True)
     see("east", 1, at_s=60)
-    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
 
     assert look(data) == [job.pk]
 
@@ -262,7 +262,7 @@ def test_a_host_that_sends_readings_again_keeps_its_jobs_though_it_was_confirmed
     alice: User, data: Path
 ) -> None:
     job = silent_job(alice, requeue=True)
-    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
     see("gpubox", at_s=59)
     see("east", 1, at_s=60)
 
@@ -307,7 +307,7 @@ def test_a_job_that_slurm_runs_is_not_requeued_with_its_submit_host(
     job = silent_job(alice, requeue=True)
     Attempt.objects.filter(job=job).update(engine="slurm", engine_ref="71", node="n1")
     see("east", 1, at_s=60)
-    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
 
     assert look(data) == []
     job.refresh_from_db()
@@ -319,7 +319,7 @@ def test_a_token_of_bytes_that_are_no_text_is_unknown() -> None:
 
 
 def test_a_join_token_is_good_for_one_host() -> None:
-    token = hosts.make_token("olga", NOW)
+    token = hosts.add_token("olga", NOW)
 
     assert hosts.is_valid_token(token, NOW)
     assert [hosts.use_token(token) for _ in range(2)] == [True, False]
@@ -331,7 +331,7 @@ def test_a_host_that_returns_ends_what_its_requeued_jobs_left_there(
 ) -> None:
     job = silent_job(alice, requeue=True)
     Attempt.objects.update(boot_id=boot_id())
-    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
     look(data)
     (data / "jobs").mkdir(exist_ok=True)
     see("gpubox", at_s=90)

@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import TRIES, Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.facts.hosts import FileSystemSpace
+from monitor.facts.readings import FileSystemSpace
 from monitor.models import PolicyValues
 from monitor.runtime.probes import disk_space
 from scheduler.jobs.lifecycle.steps import Clearer

@@ -13,8 +13,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.asgi import application
-from monitor.pages.live import consumers as live_socket
-from monitor.pages.live.consumers import FAILED, FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
+from monitor.pages import hub as live_socket
+from monitor.pages.hub import FAILED, FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.jobs.lifecycle.rows import changes as job_queue
 from scheduler.jobs.live import consumers

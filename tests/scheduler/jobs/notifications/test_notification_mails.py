@@ -10,8 +10,8 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts.rows import encrypt
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, send_all
+from monitor.incidents.alerts.steps import encrypt
 from monitor.models import Channel, Message
 from scheduler.facts.jobs import NoticeKind
 from scheduler.jobs.notifications import step as actions

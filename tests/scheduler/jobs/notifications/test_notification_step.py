@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts.rows import encrypt
+from monitor.incidents.alerts.steps import encrypt
 from monitor.journal.rows import events
 from monitor.models import Channel, Message
 from scheduler.facts.jobs import NoticeKind

@@ -10,7 +10,7 @@ import httpx
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes

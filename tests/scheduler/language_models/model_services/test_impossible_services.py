@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import LatestSnapshot
 from scheduler.models import ModelService
 from tests.builders import GIB, gpu, gpu_uuid, host, snapshot

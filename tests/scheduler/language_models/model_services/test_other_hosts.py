@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.facts.hosts import JoiningHost
-from monitor.gpus.hosts import rows as hosts
+from monitor.facts.readings import JoiningHost
+from monitor.gpus.rows import hosts
 from scheduler.language_models.model_proxy.api.book import Board
 from scheduler.language_models.model_proxy.api.exchange import Exchange, Outlet
 from scheduler.language_models.model_proxy.policy import Caller, ModelRequest, Refused
@@ -108,7 +108,7 @@ def test_requests_wait_for_the_endpoint_of_a_host_that_has_just_got_the_model(
 def test_a_host_without_pages_for_others_is_named_all_the_same(
     tiny: ModelService, alice: User, as_user: AsUser
 ) -> None:
-    hosts.remove("west")
+    hosts.forget("west")
 
     (line,) = as_user(alice).get("/api/models/").json()["models"]
     assert line["elsewhere"] == (

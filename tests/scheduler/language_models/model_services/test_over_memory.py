@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from monitor.facts.incidents import OVER_MEMORY
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Incident
 from scheduler.dispatch.steps.controller import IncidentWatch
 from tests.builders import GIB

@@ -8,8 +8,8 @@ from django.test import Client
 from django.utils import timezone
 from msgspec.structs import replace
 
-from monitor.facts.gpu_states import GpuState
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.facts.gpus import GpuState
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Claim
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.jobs.lifecycle.rows import changes as job_queue

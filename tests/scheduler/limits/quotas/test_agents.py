@@ -13,10 +13,10 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.accounts import TokenScope
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Agent, ApiToken
-from monitor.owners.accounts import rows as tokens
-from monitor.pages.live import cards
+from monitor.owners import rows as tokens
+from monitor.pages import cards
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.limits.quotas import rows

@@ -6,9 +6,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.hosts import Limits
-from monitor.facts.readings import Health, Snapshot
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.readings import Health, Limits, Snapshot
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.charging import GpuUseSpan
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, snapshot

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connection
 from django.db.models import TextField, Value
 
 from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import HostSample, Lease
 from monitor.usage.rows import rollups
 from monitor.usage.rows.rollups import RetentionPeriods

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from reports.capacity.facts import RecordedJob
+from reports.capacity.policy.demand import RecordedJob
 from reports.capacity.policy.replay import Replay, ReplayInput
 from scheduler.facts.jobs import QueuedJob
 from scheduler.limits.quotas.policy.agents import (

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import Condition
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import Condition
 from monitor.facts.readings import GpuReading, ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import Constraint, Gpu
 from monitor.thresholds import rows as thresholds

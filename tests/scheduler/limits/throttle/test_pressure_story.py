@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.facts.incidents import HOG_RULES
 from monitor.facts.readings import ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu, Incident
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import Requirement

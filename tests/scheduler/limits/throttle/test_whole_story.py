@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.facts.readings import ProcessReading
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import Incident
 from scheduler.dispatch.steps.controller import Controller, IncidentWatch

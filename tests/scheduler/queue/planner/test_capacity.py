@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.facts.claims import ClaimFact
-from monitor.facts.gpu_states import Condition
-from monitor.facts.hosts import Limits
-from monitor.facts.readings import ComputeMode, Health, ProcessReading, Snapshot
+from monitor.facts.accounts import ClaimFact
+from monitor.facts.gpus import Condition
+from monitor.facts.readings import ComputeMode, Health, Limits, ProcessReading, Snapshot
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.queue.blockers.wording import text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.journal.rows import events
 from monitor.models import Incident
 from scheduler.dispatch.steps.controller import IdleResources

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from monitor.facts.claims import ClaimFact
+from monitor.facts.accounts import ClaimFact
 from monitor.facts.readings import ProcessReading
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slot

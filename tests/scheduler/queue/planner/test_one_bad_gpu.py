@@ -13,7 +13,7 @@ import pytest
 
 from monitor.facts.readings import GpuSweep, ProcessReading
 from monitor.gpus.sampling.policy import bounded_sweep
-from monitor.gpus.sampling.probes.nvml.probe import NvmlProbe, detect
+from monitor.gpus.sampling.probes.nvml import NvmlProbe, detect
 from scheduler.facts.plans import PlanPolicy
 from scheduler.queue.planner import capacity
 from scheduler.queue.planner.plan import plan

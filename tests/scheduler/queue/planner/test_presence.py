@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from monitor.facts.presence import OwnerReading, Presence
+from monitor.facts.readings import OwnerReading, Presence
 from monitor.gpus.policy.presence import PresencePolicy
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu, ProcessMinute
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.models import Attempt, AttemptUse, Job

@@ -13,9 +13,9 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.facts.gpu_states import GpuState
+from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches

@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim, Event, Gpu
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.batches import Answer, ItemState

@@ -12,8 +12,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from time_machine import TimeMachineFixture
 
-from monitor.facts.gpu_states import GpuState
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.facts.gpus import GpuState
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.plans import PlanPolicy

@@ -10,9 +10,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.snapshot import rows as monitor_store
+from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.models import Job, JobDependency, JobInput, Quota, SubmissionKey
 from scheduler.submission.intake import steps
 from tests import jobs_made

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.models import EngineStatus
 from scheduler.submission.intake import steps
 from scheduler.submission.intake.steps import UnableToSubmit

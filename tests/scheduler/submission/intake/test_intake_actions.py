@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.rows import snapshot as snapshots
 from scheduler.facts.jobs import NewJob, Refusal, Requirement, YieldOptions
 from scheduler.models import Quota
 from scheduler.submission.intake import actions as intake_actions

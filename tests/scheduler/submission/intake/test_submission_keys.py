@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from gpucoord_site.cli import client as rest_client
 from gpucoord_site.cli.client import Answer, Client, NeverReached, NotReachable, RequestFailed
-from monitor.owners.accounts import rows
+from monitor.owners import rows
 from scheduler.models import Job, SubmissionKey
 from scheduler.submission.intake import actions as intake_actions
 
