@@ -82,7 +82,7 @@ FACET_ANSWERS = tuple(field for field in INCIDENT_ANSWERS if field.is_listed)
 # How much an incident delays others, and which part of it does most.
 
 
-SEVERITIES = {"error": 2, "warning": 1}
+INFO, WARNING, ERROR = SEVERITIES = ("info", "warning", "error")
 # Below it, and within a factor of two above it, waiting times count as equal: several incidents
 # that delay the same jobs would change places all the time.
 STEP_S = 300
@@ -125,7 +125,7 @@ def headline(parts: Sequence[Part]) -> str:
 
 
 def _harm(part: Part) -> tuple[int, bool, int]:
-    return SEVERITIES.get(part.severity, 0), part.waited_jobs > 0, harm(part.waited_s)
+    return SEVERITIES.index(part.severity), part.waited_jobs > 0, harm(part.waited_s)
 
 
 # Names of the incident rules, their titles, and the badge of an open incident.
@@ -196,10 +196,10 @@ HARMLESS: Rank = (0, 0, 0.0)
 
 def rank(severity: str, waited_s: float, since: datetime | None) -> Rank:
     """Greater is worse: by severity, then harm, then age. Harmless incidents are equal."""
-    if severity not in SEVERITIES:
+    if severity == INFO:
         return HARMLESS
     age = -since.timestamp() if since else 0.0
-    return SEVERITIES[severity], harm(waited_s), age
+    return SEVERITIES.index(severity), harm(waited_s), age
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class Badge:
 
     @property
     def is_warning(self) -> bool:
-        return self.severity != "info"
+        return self.severity != INFO
 
     @property
     def rank(self) -> Rank:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from monitor.facts.accounts import ClaimFact
 from monitor.facts.formats import duration, fact_from
-from monitor.facts.incidents import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
+from monitor.facts.incidents import CPU_HOG, HOG_RULES, IDLE_HELD, SEVERITIES, TITLES
 from monitor.facts.readings import ProcessReading
 from monitor.incidents.policy import constraints
 from monitor.incidents.policy.constraints import (
@@ -38,7 +38,6 @@ from monitor.incidents.policy.lifecycle import (
     OpenIncident,
     Verdict,
     milestones,
-    union_s,
 )
 from monitor.incidents.policy.usage_series import (
     HORIZON_S,
@@ -47,6 +46,7 @@ from monitor.incidents.policy.usage_series import (
     Total,
     UsageMinute,
     UsagePoint,
+    union_s,
 )
 from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
 from monitor.incidents.rules.processes import IDLE_PCT
@@ -125,7 +125,6 @@ _MOVES = (
     "program",
     "over_at",
 )
-_SEVERITIES = ("info", "warning", "error")
 _RULES = tuple(TITLES)
 
 
@@ -319,9 +318,9 @@ def _lead_of(row: Incident) -> Incident | None:
 
 def _raise_leads(rows: Iterable[Incident]) -> None:
     """An incident is as severe as its worst facet."""
-    for severity in _SEVERITIES[1:]:
+    for severity in SEVERITIES[1:]:
         leads = {row.lead_id for row in rows if row.lead_id and row.severity == severity}
-        milder = _SEVERITIES[: _SEVERITIES.index(severity)]
+        milder = SEVERITIES[: SEVERITIES.index(severity)]
         if leads:
             Incident.objects.filter(pk__in=leads, severity__in=milder).update(severity=severity)
 

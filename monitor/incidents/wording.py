@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -149,40 +149,41 @@ class IncidentSummary(Struct, frozen=True):
     advice: str
 
 
-def to_owner(
-    rule: str,
-    *,
-    program: str,
-    gpu: str,
-    memory_bytes: int | None,
-    mean_pct: float | None,
-    peak_pct: float | None,
-    since_at: datetime,
-    last_seen_at: datetime,
-    waited_jobs: int,
-    job_ref: str,
-) -> IncidentSummary:
+class StoredIncident(Protocol):
+    """The row of an incident, as its summary needs it."""
+
+    rule: Any
+    program: Any
+    memory_bytes: Any
+    mean_pct: Any
+    peak_pct: Any
+    since_at: Any
+    last_seen_at: Any
+    waited_jobs: Any
+    job_ref: Any
+
+
+def to_owner(incident: StoredIncident, gpu: str) -> IncidentSummary:
     """The incident as told to its owner, without blame."""
-    passed = last_seen_at - since_at
-    lasts = duration(passed)
-    it = program or "A process"
+    passed = incident.last_seen_at - incident.since_at
+    lasts, mean = duration(passed), percent(incident.mean_pct)
+    it, job = incident.program or "A process", f"job {incident.job_ref}"
+    memory = gib(incident.memory_bytes)
     text = {
-        rules.SUSTAINED: f"{it} has kept {gpu} {percent(mean_pct)} busy for {lasts}.",
-        rules.FAIR_SHARE: f"You have used {percent(mean_pct)} of the GPUs for {lasts}.",
-        rules.MEMORY_HOG: f"{it} has held {gib(memory_bytes)}, most of {gpu}, for {lasts}.",
-        rules.LEAK: f"The memory of {it} on {gpu} keeps growing: {gib(memory_bytes)} now.",
-        rules.IDLE_HELD: f"{it} holds {gib(memory_bytes)} on {gpu} and"
-        f" {use_of('the GPU', mean_pct, passed)}.",
-        rules.CLAIMED_EMPTY: f"Your job {job_ref} has had no process on {gpu} for {lasts}.",
-        rules.UNUSED_GPUS: f"Your job {job_ref} {use_of(gpu, peak_pct, passed, at_most=True)}.",
-        rules.OVER_MEMORY: f"Your job {job_ref} holds {gib(memory_bytes)} on {gpu}: more than"
-        " requested.",
-        rules.EXTRA_GPUS: f"{it} of your job {job_ref} uses {gpu}, which the job has not"
-        " requested.",
+        rules.SUSTAINED: f"{it} has kept {gpu} {mean} busy for {lasts}.",
+        rules.FAIR_SHARE: f"You have used {mean} of the GPUs for {lasts}.",
+        rules.MEMORY_HOG: f"{it} has held {memory}, most of {gpu}, for {lasts}.",
+        rules.LEAK: f"The memory of {it} on {gpu} keeps growing: {memory} now.",
+        rules.IDLE_HELD: f"{it} holds {memory} on {gpu} and"
+        f" {use_of('the GPU', incident.mean_pct, passed)}.",
+        rules.CLAIMED_EMPTY: f"Your {job} has had no process on {gpu} for {lasts}.",
+        rules.UNUSED_GPUS: f"Your {job} {use_of(gpu, incident.peak_pct, passed, at_most=True)}.",
+        rules.OVER_MEMORY: f"Your {job} holds {memory} on {gpu}: more than requested.",
+        rules.EXTRA_GPUS: f"{it} of your {job} uses {gpu}, which the job has not requested.",
         rules.UNCLAIMED: f"{it} has used {gpu} outside the queue for {lasts}.",
-        rules.CPU_HOG: f"{it} has used {percent(mean_pct)} of all CPUs for {lasts}.",
-    }.get(rule, f"{it} on {gpu} for {lasts}.")
-    return IncidentSummary(text + _others(waited_jobs), ADVICE.get(rule, ""))
+        rules.CPU_HOG: f"{it} has used {mean} of all CPUs for {lasts}.",
+    }.get(incident.rule, f"{it} on {gpu} for {lasts}.")
+    return IncidentSummary(text + _others(incident.waited_jobs), ADVICE.get(incident.rule, ""))
 
 
 def _others(waited_jobs: int) -> str:

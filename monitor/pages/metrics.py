@@ -14,13 +14,12 @@ from django.utils import timezone
 from prometheus_client import Metric
 
 from monitor.facts.gpus import Condition, GpuState, HealthReading
-from monitor.facts.incidents import TITLES
+from monitor.facts.incidents import SEVERITIES, TITLES
 from monitor.facts.readings import GPU_FIELDS, GpuReading, Health, HostReading, Snapshot
 from monitor.gpus.policy import changes
 from monitor.gpus.rows import snapshot as snapshot_rows
 from monitor.incidents import rows as incident_open
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts.policy import SEVERITIES
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.models import Channel, Claim, Lease, Message

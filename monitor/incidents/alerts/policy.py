@@ -8,10 +8,10 @@ from datetime import date, datetime, time, timedelta, tzinfo
 
 from msgspec import Struct
 
+from monitor.facts.incidents import SEVERITIES
 from monitor.facts.thresholds import threshold
 from monitor.journal.facts import EVENTS
 
-SEVERITIES = ("info", "warning", "error")
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 INCIDENT = "INCIDENT_OPENED"
 # Minimum time between mails about the same rule to the same owner. Warnings of enforcement are

@@ -50,18 +50,8 @@ if TYPE_CHECKING:
 
 def owner_summary(incident: Incident) -> IncidentSummary:
     """The incident, worded for its owner."""
-    return to_owner(
-        incident.rule,
-        program=incident.program,
-        gpu=f"GPU {incident.gpu.index}" if incident.gpu else "this machine",
-        memory_bytes=incident.memory_bytes,
-        mean_pct=incident.mean_pct,
-        peak_pct=incident.peak_pct,
-        since_at=incident.since_at,
-        last_seen_at=incident.last_seen_at,
-        waited_jobs=incident.waited_jobs,
-        job_ref=incident.job_ref,
-    )
+    gpu = f"GPU {incident.gpu.index}" if incident.gpu else "this machine"
+    return to_owner(incident, gpu)
 
 
 def first_line(incident: Incident, *, is_owner: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -218,8 +219,50 @@ def subject_of(finding: Finding) -> str:
     return finding.key
 
 
+def of_process(
+    rule: str, gpu: GpuReading, process: ProcessReading, pct: float | None, **figures: Any
+) -> Finding:
+    """A finding about one process, with these further figures."""
+    return Finding(
+        rule=rule,
+        key=process_key(process),
+        gpu=gpu,
+        process=process,
+        user=process.user,
+        container=process.container,
+        pct=pct,
+        peak_pct=pct,
+        memory_bytes=process.memory_bytes,
+        **figures,
+    )
+
+
+def of_group(
+    rule: str, group: Group, inputs: RuleInput, seconds: float, pct: float | None, **figures: Any
+) -> Finding:
+    """A finding about the processes of a group. `figures` add to those of the group, or replace
+    them. seconds: the time in which its main process used most."""
+    values: dict[str, Any] = {
+        "key": group.key,
+        "gpu": group.gpu,
+        "process": main_process(group, inputs, seconds),
+        "user": group.user,
+        "container": group.container,
+        "pct": pct,
+        "peak_pct": pct,
+        "memory_bytes": group.memory_bytes,
+        "processes": len(group.processes),
+    }
+    return Finding(rule=rule, **values | figures)
+
+
 def key_of(process: ProcessReading) -> Key:
     return (process.gpu_uuid, process.pid, process.start_ticks)
+
+
+def process_key(process: ProcessReading) -> str:
+    """The key of findings about the process."""
+    return f"{process.gpu_uuid}|{process.pid}-{process.start_ticks or 0}"
 
 
 def main_process(group: Group, inputs: RuleInput, seconds: float) -> ProcessReading | None:

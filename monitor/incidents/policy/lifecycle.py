@@ -12,11 +12,15 @@ from msgspec.structs import replace
 from monitor.facts.accounts import Demand
 from monitor.facts.incidents import (
     CPU_HOG,
+    ERROR,
     FAIR_SHARE,
     HARMLESS_RULES,
     HOG_RULES,
     IDLE_HELD,
+    INFO,
+    SEVERITIES,
     SUSTAINED,
+    WARNING,
 )
 from monitor.incidents.policy.findings import Finding
 
@@ -33,8 +37,6 @@ MOST_BETWEEN_S = 120.0
 MOST_WAITING = 200
 # The most hog spans kept for one incident.
 MOST_SPANS = 50
-INFO, WARNING, ERROR = "info", "warning", "error"
-_WORSE = (INFO, WARNING, ERROR)
 
 Key = tuple[str, str]
 
@@ -208,8 +210,8 @@ def _extended(
     )
     if _takes_from_others(finding, harmed):
         grown = replace(grown, hog_spans=_grown_spans(incident, now))
-    worse = max(_WORSE.index(incident.severity), _WORSE.index(_severity(grown)))
-    return replace(grown, severity=_WORSE[worse])
+    worse = max(incident.severity, _severity(grown), key=SEVERITIES.index)
+    return replace(grown, severity=worse)
 
 
 def _delayed_by(finding: Finding, demand: Sequence[Demand]) -> list[Demand]:
@@ -251,14 +253,3 @@ def _mean(incident: OpenIncident, pct: float | None, passed: float) -> float | N
 
 def _greater(a: float | None, b: float | None) -> float | None:
     return max((value for value in (a, b) if value is not None), default=None)
-
-
-def union_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one of the spans."""
-    total, reached = 0.0, 0.0
-    for begin, end in sorted(spans):
-        begin = max(begin, reached)
-        if end > begin:
-            total += end - begin
-            reached = end
-    return total

@@ -655,7 +655,7 @@ def merged(
     `idle_is_known`: time without any of the processes counts as known and unused.
     """
     span = max(0.0, until - since)
-    held = _union_s([(max(since, p.at - p.used.held_s), p.at) for p in pieces])
+    held = union_s([(max(since, p.at - p.used.held_s), p.at) for p in pieces])
     unknown = max(p.used.held_s - p.used.known_s for p in pieces)
     memory_unknown = max(p.used.held_s - p.used.memory_known_s for p in pieces)
     watched = span if idle_is_known else held
@@ -669,11 +669,8 @@ def merged(
     )
 
 
-def _union_s(intervals: Sequence[tuple[float, float]]) -> float:
+def union_s(intervals: Iterable[tuple[float, float]]) -> float:
     """Seconds that lie in at least one of the intervals."""
-    if len(intervals) == 1:
-        begin, end = intervals[0]
-        return max(0.0, end - begin)
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -23,15 +24,14 @@ from monitor.incidents.policy.findings import (
     RuleInput,
     is_exempt_from,
     key_of,
-    main_process,
+    of_group,
+    of_process,
+    process_key,
 )
 from monitor.incidents.policy.usage_series import Series
-from monitor.incidents.rules import (
-    cpu as cpu_rules,
-)
-from monitor.incidents.rules import processes as gpu_time_rules
-from monitor.incidents.rules import processes as memory_rules
-from monitor.incidents.rules.processes import held_bytes, is_covered, moving
+from monitor.incidents.rules import cpu as cpu_rules
+from monitor.incidents.rules import processes as use_rules
+from monitor.incidents.rules.processes import held_bytes, is_covered
 
 # Minutes without a process of the holder: loading data and compiling take less.
 EMPTY_MINUTES = 15.0
@@ -149,20 +149,15 @@ def extra_gpus(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
             big = (held_bytes(used, process.memory_bytes) or 0.0) >= OVER_GIB * GIB
             works = is_covered(used) and (used.pct or 0.0) >= UNUSED_PCT
             if big or works:
-                yield Finding(
-                    rule=EXTRA_GPUS,
-                    key=f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}",
+                yield of_process(
+                    EXTRA_GPUS,
+                    group.gpu,
+                    process,
+                    used.pct,
                     since_t=series.begin,
-                    gpu=group.gpu,
-                    process=process,
-                    user=process.user,
-                    container=process.container,
                     job_ref=process.job_ref,
                     job_owner=process.job_owner,
-                    pct=used.pct,
-                    peak_pct=used.pct,
                     coverage=used.coverage if works else used.memory_coverage,
-                    memory_bytes=process.memory_bytes,
                 )
 
 
@@ -176,25 +171,19 @@ def unclaimed(inputs: RuleInput, policy: BookingPolicy) -> Iterator[Finding]:
             continue
         used, whole = group.series.last(seconds), group.series.over(0.0)
         minutes = whole.sm_s / 60
-        size = group.memory_bytes
-        big = (held_bytes(used, size) or 0.0) > UNCLAIMED_GIB * GIB
+        big = (held_bytes(used, group.memory_bytes) or 0.0) > UNCLAIMED_GIB * GIB
         much = is_covered(whole) and minutes > UNCLAIMED_GPU_MINUTES
         if not big and not much:
             continue
-        yield Finding(
-            rule=UNCLAIMED,
-            key=group.key,
+        yield of_group(
+            UNCLAIMED,
+            group,
+            inputs,
+            seconds,
+            used.pct,
             since_t=group.series.begin,
-            gpu=group.gpu,
-            process=main_process(group, inputs, seconds),
-            user=group.user,
-            container=group.container,
-            pct=used.pct,
-            peak_pct=used.pct,
             coverage=whole.coverage if much else used.memory_coverage,
-            memory_bytes=size,
             gpu_minutes=minutes,
-            processes=len(group.processes),
         )
 
 
@@ -203,37 +192,27 @@ def _of_job(
     ref: str,
     parts: Sequence[Group],
     since_t: float,
-    *,
-    opens: bool = True,
     pct: float | None = None,
-    coverage: float | None = None,
-    memory_bytes: int | None = None,
-    booked_bytes: int | None = None,
-    key: str = "",
+    **figures: Any,
 ) -> Finding:
     first = min(parts, key=lambda part: part.gpu.index)
     owner = next((part.claim.owner for part in parts if part.claim), None)
     claim = first.claim
     model = claim.task if claim is not None and claim.kind is ClaimKind.LLM else ""
     processes = [process for part in parts for process in part.processes]
-    return Finding(
-        rule=rule,
-        key=key or f"job {ref}",
-        since_t=since_t,
-        opens=opens,
-        gpu=first.gpu,
-        process=processes[0] if processes else None,
-        job_ref=ref,
-        job_owner=owner,
-        pct=pct,
-        peak_pct=pct,
-        coverage=coverage,
-        memory_bytes=memory_bytes,
-        booked_bytes=booked_bytes,
-        processes=len(processes),
-        gpus=tuple(sorted(part.gpu.index for part in parts)),
-        model=model,
-    )
+    values: dict[str, Any] = {
+        "key": f"job {ref}",
+        "gpu": first.gpu,
+        "process": processes[0] if processes else None,
+        "job_ref": ref,
+        "job_owner": owner,
+        "pct": pct,
+        "peak_pct": pct,
+        "processes": len(processes),
+        "gpus": tuple(sorted(part.gpu.index for part in parts)),
+        "model": model,
+    }
+    return Finding(rule=rule, since_t=since_t, **values | figures)
 
 
 # Its findings are incidents of the rule `sustained`.
@@ -267,7 +246,7 @@ def findings(
     `going_on`: (rule, key) of open incidents. `run` returns None for a rule that fails.
     """
     p = policies
-    sustained = run(rules.SUSTAINED, lambda: gpu_time_rules.sustained(inputs, p.hogs))
+    sustained = run(rules.SUSTAINED, lambda: use_rules.sustained(inputs, p.hogs))
     by_rule: dict[str, list[Finding] | None] = {rules.SUSTAINED: sustained}
     for rule, action in _independent(inputs, p).items():
         by_rule[rule] = run(rule, action)
@@ -281,10 +260,10 @@ def findings(
 
 def _independent(inputs: RuleInput, p: IncidentPolicies) -> dict[str, Rule]:
     return {
-        rules.FAIR_SHARE: lambda: gpu_time_rules.fair_share(inputs, p.hogs),
-        rules.LEAK: lambda: memory_rules.leaks(inputs, p.memory),
-        rules.IDLE_HELD: lambda: memory_rules.idle_held(inputs, p.memory),
-        rules.ORPHANED: lambda: memory_rules.orphaned(inputs, p.memory),
+        rules.FAIR_SHARE: lambda: use_rules.fair_share(inputs, p.hogs),
+        rules.LEAK: lambda: use_rules.leaks(inputs, p.memory),
+        rules.IDLE_HELD: lambda: use_rules.idle_held(inputs, p.memory),
+        rules.ORPHANED: lambda: use_rules.orphaned(inputs, p.memory),
         rules.CLAIMED_EMPTY: lambda: claimed_empty(inputs, p.claims),
         rules.UNUSED_GPUS: lambda: unused_gpus(inputs, p.claims),
         rules.OVER_MEMORY: lambda: over_memory(inputs, p.claims),
@@ -306,8 +285,8 @@ def _after_sustained(
         if finding.user and finding.gpu:
             stays.setdefault(finding.user, set()).add(finding.gpu.uuid)
     return {
-        MOVING: lambda: moving(inputs, p.hogs, stays),
-        rules.MEMORY_HOG: lambda: memory_rules.memory_hog(inputs, p.memory, reported),
+        MOVING: lambda: use_rules.moving(inputs, p.hogs, stays),
+        rules.MEMORY_HOG: lambda: use_rules.memory_hog(inputs, p.memory, reported),
     }
 
 
@@ -325,7 +304,7 @@ def present_keys(inputs: RuleInput) -> set[str]:
     for group in inputs.groups:
         keys.add(group.key)
         keys |= {group.user} if group.user else set()
-        keys |= {f"{group.gpu.uuid}|{p.pid}-{p.start_ticks or 0}" for p in group.processes}
+        keys |= {process_key(process) for process in group.processes}
     return keys
 
 
@@ -364,9 +343,9 @@ def _windows(policies: IncidentPolicies) -> dict[str, float]:
     """The window of each rule in minutes."""
     return {
         rules.SUSTAINED: policies.hogs.sustained_minutes,
-        rules.FAIR_SHARE: gpu_time_rules.FAIR_MINUTES,
-        rules.MEMORY_HOG: memory_rules.HOG_MINUTES,
-        rules.LEAK: memory_rules.LEAK_MINUTES,
+        rules.FAIR_SHARE: use_rules.FAIR_MINUTES,
+        rules.MEMORY_HOG: use_rules.HOG_MINUTES,
+        rules.LEAK: use_rules.LEAK_MINUTES,
         rules.IDLE_HELD: policies.memory.idle_minutes,
         rules.UNUSED_GPUS: UNUSED_MINUTES,
         rules.OVER_MEMORY: OVER_MINUTES,
@@ -394,13 +373,13 @@ def log_figures(
 
     Empty for rules that measure no percentage. expected_pct: the fair share.
     """
-    margin = gpu_time_rules.FAIR_MARGIN_PCT
+    margin = use_rules.FAIR_MARGIN_PCT
     opens_at = {
         rules.SUSTAINED: policies.hogs.sustained_pct,
         rules.FAIR_SHARE: None if expected_pct is None else expected_pct + margin,
-        rules.IDLE_HELD: memory_rules.IDLE_PCT,
+        rules.IDLE_HELD: use_rules.IDLE_PCT,
         rules.UNUSED_GPUS: UNUSED_PCT,
-        rules.MEMORY_HOG: memory_rules.HOG_PCT,
+        rules.MEMORY_HOG: use_rules.HOG_PCT,
         rules.OVER_MEMORY: 100 + OVER_MARGIN_PCT,
         rules.CPU_HOG: cpu_rules.CPU_PCT,
     }
@@ -417,8 +396,8 @@ def _series_by_key(inputs: RuleInput) -> dict[str, list[Series]]:
         for key in filter(None, (group.key, group.user, job)):
             series_by_key.setdefault(key, []).append(group.series)
         for process in group.processes:
-            key = f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}"
-            series_by_key.setdefault(key, []).append(inputs.series.get(key_of(process)) or Series())
+            series = inputs.series.get(key_of(process)) or Series()
+            series_by_key.setdefault(process_key(process), []).append(series)
     return series_by_key
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from monitor.facts.formats import GIB
 from monitor.facts.incidents import FAIR_SHARE, IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED, SUSTAINED
-from monitor.facts.readings import Health, ProcessReading
+from monitor.facts.readings import Health
 from monitor.incidents.policy.findings import (
     COVERAGE_PCT,
     Finding,
@@ -25,7 +25,8 @@ from monitor.incidents.policy.findings import (
     MemoryPolicy,
     RuleInput,
     key_of,
-    main_process,
+    of_group,
+    of_process,
 )
 from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since, quiet_since
 
@@ -61,33 +62,31 @@ def sustained(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
 def _sustained(
     group: Group, inputs: RuleInput, recent: UsagePoint, seconds: float, policy: GpuTimePolicy
 ) -> Finding:
-    above = None
-    if recent.pct is not None and recent.pct > policy.sustained_pct:
-        above = above_since(
-            group.series,
-            policy.sustained_pct,
-            policy.sustained_clear_pct,
-            COVERAGE_PCT / 100,
-        )
-    begin = above[0] if above else group.series.end - seconds
+    since = _above_since(group.series, recent, policy)
+    begin = group.series.end - seconds if since is None else since
     share = share_of(group.user, inputs, seconds) if group.user else None
-    return Finding(
-        rule=SUSTAINED,
-        key=group.key,
+    return of_group(
+        SUSTAINED,
+        group,
+        inputs,
+        seconds,
+        recent.pct,
         since_t=begin,
-        opens=above is not None and inputs.t - begin >= seconds,
-        gpu=group.gpu,
-        process=main_process(group, inputs, seconds),
-        user=group.user,
-        container=group.container,
-        pct=recent.pct,
+        opens=since is not None and inputs.t - begin >= seconds,
         peak_pct=_peak(group, begin),
         expected_pct=expected_of(group.user, inputs),
         measured_pct=share.pct if share else None,
         coverage=recent.coverage,
-        memory_bytes=group.memory_bytes,
-        processes=len(group.processes),
     )
+
+
+def _above_since(series: Series, recent: UsagePoint, policy: GpuTimePolicy) -> float | None:
+    """Since when the mean has been above the threshold; None: it is not above."""
+    if recent.pct is None or recent.pct <= policy.sustained_pct:
+        return None
+    coverage = COVERAGE_PCT / 100
+    above = above_since(series, policy.sustained_pct, policy.sustained_clear_pct, coverage)
+    return above[0] if above else None
 
 
 def fair_share(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
@@ -106,31 +105,24 @@ def fair_share(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
             continue
         if share.pct <= expected:
             continue
-        most = max(groups, key=lambda group: _most(group, seconds))
+        most = max(groups, key=lambda g: (round(g.series.last(seconds).sm_s), -g.gpu.index))
         waits_s = max(inputs.t - d.since.timestamp() for d in inputs.waiting_for(None, user))
         above = share.pct > expected + FAIR_MARGIN_PCT
-        yield Finding(
-            rule=FAIR_SHARE,
+        yield of_group(
+            FAIR_SHARE,
+            most,
+            inputs,
+            seconds,
+            share.pct,
             key=user,
             since_t=inputs.t - seconds,
             opens=above and waits_s >= FAIR_WAIT_MINUTES * 60,
-            gpu=most.gpu,
-            process=main_process(most, inputs, seconds),
-            user=user,
-            container=most.container,
-            pct=share.pct,
-            peak_pct=share.pct,
             expected_pct=expected,
             measured_pct=share.pct,
             coverage=share.coverage,
-            memory_bytes=most.memory_bytes,
             processes=sum(len(group.processes) for group in groups),
             gpus=tuple(sorted({group.gpu.index for group in groups})),
         )
-
-
-def _most(group: Group, seconds: float) -> tuple[float, int]:
-    return round(group.series.last(seconds).sm_s), -group.gpu.index
 
 
 def share_of(user: str, inputs: RuleInput, seconds: float) -> MachineShare | None:
@@ -232,12 +224,8 @@ def _moving(
         return None
     if not is_covered(recent) or inputs.t - series.end > STALE_S:
         return None
-    above = None
-    if recent.pct > policy.sustained_pct:
-        above = above_since(
-            series, policy.sustained_pct, policy.sustained_clear_pct, COVERAGE_PCT / 100
-        )
-    begin = above[0] if above else series.end - seconds
+    since = _above_since(series, recent, policy)
+    begin = series.end - seconds if since is None else since
     used = inputs.series_of[user]
     indices = {
         gpu.index
@@ -246,21 +234,18 @@ def _moving(
     }
     most = max(here, key=lambda group: (group.series.last(RECENT_S).sm_s, -group.gpu.index))
     share = share_of(user, inputs, seconds)
-    return Finding(
-        rule=SUSTAINED,
+    return of_group(
+        SUSTAINED,
+        most,
+        inputs,
+        seconds,
+        recent.pct,
         key=f"{user}|moves",
         since_t=begin,
-        opens=above is not None and series.end - begin >= seconds,
-        gpu=most.gpu,
-        process=main_process(most, inputs, seconds),
-        user=user,
-        container=most.container,
-        pct=recent.pct,
-        peak_pct=recent.pct,
+        opens=since is not None and series.end - begin >= seconds,
         expected_pct=expected_of(user, inputs),
         measured_pct=share.pct if share else None,
         coverage=recent.coverage,
-        memory_bytes=most.memory_bytes,
         processes=sum(len(group.processes) for group in here),
         gpus=tuple(sorted(indices)),
     )
@@ -351,20 +336,15 @@ def memory_hog(
         if 100 * least / total <= HOG_PCT * KEEPS:
             continue
         above = 100 * least / total > HOG_PCT
-        yield Finding(
-            rule=MEMORY_HOG,
-            key=group.key,
+        yield of_group(
+            MEMORY_HOG,
+            group,
+            inputs,
+            seconds,
+            100 * now / total,
             since_t=max(group.series.begin, group.series.end - seconds),
             opens=above and inputs.t - group.series.begin >= seconds,
-            gpu=group.gpu,
-            process=main_process(group, inputs, seconds),
-            user=group.user,
-            container=group.container,
-            pct=100 * now / total,
-            peak_pct=100 * now / total,
             coverage=used.memory_coverage,
-            memory_bytes=now,
-            processes=len(group.processes),
         )
 
 
@@ -385,7 +365,18 @@ def leaks(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
             steady = 100 * growth.rising >= LEAK_RISING_PCT
             enough = per_h >= LEAK_GIB_PER_HOUR * GIB and series.span_s >= seconds
             opens = enough and steady and _is_certain(series, seconds)
-            yield _of_process(LEAK, inputs, group, process, series.end - seconds, opens, per_h)
+            since = series.end - seconds
+            used = series.over(since)
+            yield of_process(
+                LEAK,
+                group.gpu,
+                process,
+                used.pct,
+                since_t=since,
+                opens=opens,
+                coverage=used.memory_coverage if used.span_s else None,
+                growth_per_h=per_h,
+            )
 
 
 def _growth(series: Series, seconds: float) -> Trend | None:
@@ -437,21 +428,24 @@ def idle_held(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
                 continue
             if not is_covered(used) or inputs.t - series.end > STALE_S:
                 continue
-            since = _idle_since(series, used.pct)
+            is_idle = used.pct < IDLE_PCT
+            since = quiet_since(series, IDLE_PCT, COVERAGE_PCT / 100) if is_idle else None
             opens = (
                 since is not None
                 and inputs.t - since >= seconds
                 and _is_needed_by_others(group, inputs)
             )
-            yield _of_process(
-                IDLE_HELD, inputs, group, process, since or series.end - seconds, opens
+            begin = since or series.end - seconds
+            used = series.over(begin)
+            yield of_process(
+                IDLE_HELD,
+                group.gpu,
+                process,
+                used.pct,
+                since_t=begin,
+                opens=opens,
+                coverage=used.coverage if used.span_s else None,
             )
-
-
-def _idle_since(series: Series, pct: float) -> float | None:
-    if pct >= IDLE_PCT:
-        return None
-    return quiet_since(series, IDLE_PCT, COVERAGE_PCT / 100)
 
 
 def _is_needed_by_others(group: Group, inputs: RuleInput) -> bool:
@@ -493,32 +487,3 @@ def orphaned(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
             memory_bytes=size,
             processes=0,
         )
-
-
-def _of_process(
-    rule: str,
-    inputs: RuleInput,
-    group: Group,
-    process: ProcessReading,
-    since_t: float,
-    opens: bool,
-    growth_per_h: float | None = None,
-) -> Finding:
-    series = inputs.series[key_of(process)]
-    used = series.over(since_t)
-    known_s = used.memory_known_s if rule == LEAK else used.known_s
-    return Finding(
-        rule=rule,
-        key=f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}",
-        since_t=since_t,
-        opens=opens,
-        gpu=group.gpu,
-        process=process,
-        user=process.user,
-        container=process.container,
-        pct=used.pct,
-        peak_pct=used.pct,
-        coverage=min(1.0, known_s / used.span_s) if used.span_s else None,
-        memory_bytes=process.memory_bytes,
-        growth_per_h=growth_per_h,
-    )

@@ -21,7 +21,7 @@ from msgspec import Struct
 from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import EFFECTS, ConstraintEffect
-from monitor.incidents.policy.lifecycle import union_s
+from monitor.incidents.policy.usage_series import union_s
 from monitor.journal.rows import events
 from monitor.models import Constraint, Gpu
 from monitor.pages.frames import Context, Region
