@@ -57,6 +57,12 @@ def caller(request: HttpRequest) -> User:
     return person
 
 
+def calling_viewer(request: HttpRequest) -> Viewer:
+    """The user of a request to REST, as the privacy rules need it."""
+    person = caller(request)
+    return Viewer(person.get_username(), operator=person.is_staff)
+
+
 def viewer_of(request: HttpRequest) -> Viewer:
     """The user of this request, as the privacy rules need it."""
     return Viewer(request.user.get_username(), operator=bool(getattr(request.user, "is_staff", 0)))

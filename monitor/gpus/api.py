@@ -15,7 +15,7 @@ from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 from pydantic import create_model
 
-from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, body_of
+from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, body_of, calling_viewer
 from monitor.facts.accounts import ClaimKind, GpuTask
 from monitor.facts.readings import (
     GPU_FIELDS,
@@ -80,10 +80,10 @@ def release(request: HttpRequest, uuid: str) -> dict[str, Any]:
 
 
 def _gpu_of_operator(request: HttpRequest, uuid: str) -> tuple[Gpu, str]:
-    user = request.auth  # type: ignore[attr-defined]
-    if not user.is_staff:
+    viewer = calling_viewer(request)
+    if not viewer.operator:
         raise HttpError(403, "Only operators may do this.")
-    return get_object_or_404(Gpu, uuid=uuid), user.get_username()
+    return get_object_or_404(Gpu, uuid=uuid), viewer.username
 
 
 # REST: CPU, memory and disks of hosts, from the newest snapshot of each.
@@ -373,7 +373,7 @@ def list_gpus(request: HttpRequest) -> dict[str, Any]:
 @router.get("processes/", response=Processes, summary="List the processes", url_name="processes")
 def list_processes(request: HttpRequest) -> dict[str, Any]:
     """Every process on every GPU. A process on two GPUs is listed twice."""
-    viewer = _viewer(request)
+    viewer = calling_viewer(request)
     newest = [redact(snapshot, viewer) for snapshot in snapshots.newest_all()]
     return {
         "hosts": [_host(snapshot) for snapshot in newest],
@@ -405,14 +405,9 @@ def list_events(
         hint = f" Did you mean {close[0]}?" if close else ""
         raise InvalidInput([("kind", f"There is no such kind of event.{hint}")])
     filters = {"kind": kind, "gpu_uuid": gpu, "job_ref": job, "owner": owner, "host": host}
-    viewer = _viewer(request)
+    viewer = calling_viewer(request)
     rows = events.recent(limit, least=severity, since=since, until=until, skip=skip, **filters)
     return {"events": [_event(event, viewer) for event in rows]}
-
-
-def _viewer(request: HttpRequest) -> Viewer:
-    user = request.auth  # type: ignore[attr-defined]
-    return Viewer(user.get_username(), user.is_staff)
 
 
 def _event(event: Event, viewer: Viewer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ninja import Query, Router, Schema
 from ninja.errors import HttpError
 from pydantic import Field
 
-from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_model
+from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_model, calling_viewer
 from monitor.facts.formats import values_of
 from monitor.facts.incidents import FACET_ANSWERS, INCIDENT_ANSWERS
 from monitor.incidents import actions
@@ -85,13 +85,13 @@ def list_incidents(
     """Open incidents, the most severe first; other incidents, the newest first."""
     query = {"state": state, "rule": rule, "person": person, "gpu": gpu}
     matching = incident_pages.matching(IncidentFilters.from_query(query), timezone.now())
-    viewer = _viewer(request)
+    viewer = calling_viewer(request)
     return {"incidents": [_body(incident, viewer) for incident in matching[:limit]]}
 
 
 @router.get("{int:pk}/", response=IncidentBody, summary="Show an incident", url_name="incident")
 def show(request: HttpRequest, pk: int) -> dict[str, Any]:
-    return _body(get_object_or_404(Incident, pk=pk), _viewer(request))
+    return _body(get_object_or_404(Incident, pk=pk), calling_viewer(request))
 
 
 @router.post(
@@ -102,7 +102,7 @@ def show(request: HttpRequest, pk: int) -> dict[str, Any]:
 )
 def acknowledge(request: HttpRequest, pk: int, body: ExplanationBody) -> dict[str, Any]:
     """Owner or operator: acknowledge the incident, with an explanation."""
-    row, viewer = get_object_or_404(Incident, pk=pk), _viewer(request)
+    row, viewer = get_object_or_404(Incident, pk=pk), calling_viewer(request)
     if not actions.may_see_details(row, viewer):
         raise HttpError(403, "Only its owner and operators may do this.")
     actions.acknowledge(row, body.explanation, viewer.username, timezone.now())
@@ -194,15 +194,10 @@ def end(request: HttpRequest, pk: int, body: EndBody) -> dict[str, Any]:
 
 
 def _operated(request: HttpRequest, pk: int) -> tuple[Incident, Viewer]:
-    viewer = _viewer(request)
+    viewer = calling_viewer(request)
     if not viewer.operator:
         raise HttpError(403, "Only operators may do this.")
     return get_object_or_404(Incident, pk=pk), viewer
-
-
-def _viewer(request: HttpRequest) -> Viewer:
-    user = request.auth  # type: ignore[attr-defined]
-    return Viewer(user.get_username(), user.is_staff)
 
 
 def _body(row: Incident, viewer: Viewer) -> dict[str, Any]:

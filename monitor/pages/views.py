@@ -178,7 +178,7 @@ def choose(lines: Sequence[ProcessLine], filters: ProcessFilters) -> list[Proces
         for line in lines
         if line.matches(filters.text)
         and filters.owner in ("", line.row.owner)
-        and filters.gpu in ("", gpu_name(line))
+        and filters.gpu in ("", f"{line.host}:{line.gpu_index}")
     ]
     chosen.sort(key=lambda line: (-(line.row.memory_bytes or 0), line.row.pid))
     chosen.sort(key=SORTS[filters.sort.removeprefix("-")], reverse=filters.sort.startswith("-"))
@@ -199,10 +199,6 @@ def with_history(lines: Sequence[ProcessLine]) -> list[ProcessLine]:
         return row.pk if row is not None and is_same else None
 
     return [line if line.hidden else replace(line, use_id=use_of(line)) for line in lines]
-
-
-def gpu_name(line: ProcessLine) -> str:
-    return f"{line.host}:{line.gpu_index}"
 
 
 def _line(

@@ -12,6 +12,7 @@ from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
+from monitor.api import caller
 from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import rows, step
@@ -200,8 +201,7 @@ def _cost(kwh: float | None) -> float | None:
 @router.post("capacity/", response={202: CapacityRequest}, summary="Compute capacity figures")
 def compute(request: HttpRequest) -> Status[dict[str, Any]]:
     """Operators only. The answering host computes its figures in the background."""
-    user = request.auth  # type: ignore[attr-defined]
-    if not user.is_staff:
+    if not caller(request).is_staff:
         raise HttpError(403, "Only operators may have capacity figures computed.")
     if not step.is_enabled():
         raise HttpError(404, OFF)

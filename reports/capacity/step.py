@@ -153,7 +153,7 @@ def _replays(
         "recorded": asdict(recorded) if counted else None,
     }
     replayed = replay(given, gpus, deadline) if counted else None
-    body["replayed"] = _figures(replayed)
+    body["replayed"] = None if replayed is None else asdict(replayed)
     body["alternatives"] = [
         to_builtins(_alternative(change, given, current, now, deadline, is_replayed=bool(replayed)))
         for change in changes(gpus)
@@ -258,10 +258,6 @@ def _profile(profile: Profile) -> dict[str, Any]:
 
 def _ranks(ranks: Percentiles) -> dict[str, Any]:
     return asdict(ranks)
-
-
-def _figures(figures: ReplayFigures | None) -> dict[str, Any] | None:
-    return None if figures is None else asdict(figures)
 
 
 def _forecast(prediction: Forecast | None) -> dict[str, Any] | None:

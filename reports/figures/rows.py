@@ -281,7 +281,7 @@ def _claims(
     begin, end = (datetime.fromtimestamp(t, UTC) for t in (since, until))
     rows = Claim.objects.filter(
         Q(until_at__isnull=True) | Q(until_at__gt=begin),
-        gpu_id_in(gpus),
+        Q(gpu_uuid__in=[gpu.uuid for gpu in gpus]),
         from_at__lt=end,
     )
     claims: dict[int, dict[str, list[ClaimPart]]] = {}
@@ -293,10 +293,6 @@ def _claims(
         for hour in range(int(max(start, since)) // HOUR_S * HOUR_S, int(stop) + 1, HOUR_S):
             claims.setdefault(hour, {}).setdefault(gpu, []).append(part)
     return claims
-
-
-def gpu_id_in(gpus: Iterable[Gpu]) -> Q:
-    return Q(gpu_uuid__in=[gpu.uuid for gpu in gpus])
 
 
 # Jobs, incidents and events of a period.

@@ -431,17 +431,18 @@ def deliver(report: Report, format: str, by: str, now: datetime, base: str) -> H
         now=now,
         subject=f"report {report.scope.text}"[:200],
     )
+    # The scope's name is not in that of the file.
+    name = f"gpu-report-{report.period.name}-{report.period.until:%Y-%m-%d}.{MEDIA[format][1]}"
+    return download(content, format, name)
+
+
+def download(content: bytes, format: str, name: str) -> HttpResponse:
+    """The file; a browser shows text instead of saving it."""
     response = HttpResponse(content, content_type=MEDIA[format][0])
     if format != "text":
-        name = file_name(report, format)
         response["Content-Disposition"] = f'attachment; filename="{name}"'
     response["Cache-Control"] = "private, no-store"
     return response
-
-
-def file_name(report: Report, format: str) -> str:
-    """Such as "gpu-report-24h-2026-11-23.pdf"; the scope's name is not in it."""
-    return f"gpu-report-{report.period.name}-{report.period.until:%Y-%m-%d}.{MEDIA[format][1]}"
 
 
 def _looks(report: Report) -> dict[str, Look]:
@@ -559,24 +560,8 @@ def printed(table: Table) -> dict[str, Any]:
     }
 
 
-def _json(report: Report) -> bytes:
-    return (json.dumps(as_json(report), indent=2) + "\n").encode()
-
-
-def _csv(report: Report) -> bytes:
-    return table(CSV_COLUMNS, (user(row) for row in report.users))
-
-
-def _xlsx(report: Report) -> bytes:
-    return workbook(wording.lines(report), wording.tables(report))
-
-
-def _html(report: Report) -> bytes:
-    return render_to_string("reports/file.html", page_context(report) | {"is_file": True}).encode()
-
-
-def _text(report: Report) -> bytes:
-    return wording.text(report).encode()
+def _file(context: dict[str, Any]) -> bytes:
+    return render_to_string("reports/file.html", context | {"is_file": True}).encode()
 
 
 def _brief_html(report: Report, cover: Cover) -> bytes:
@@ -584,7 +569,6 @@ def _brief_html(report: Report, cover: Cover) -> bytes:
     context |= {
         "title": cover.title,
         "lead": wording.cut(cover.text),
-        "is_file": True,
         "groups": [
             {"title": picture.title, "pictures": [(picture, table)], "tables": []}
             for group in context["groups"]
@@ -592,11 +576,7 @@ def _brief_html(report: Report, cover: Cover) -> bytes:
             if picture.key in wording.PICTURES
         ],
     }
-    return render_to_string("reports/file.html", context).encode()
-
-
-def _brief_text(report: Report, cover: Cover) -> bytes:
-    return wording.brief_text(report, cover).encode()
+    return _file(context)
 
 
 def _brief_pdf(report: Report, cover: Cover) -> bytes:
@@ -608,10 +588,6 @@ def _brief_pdf(report: Report, cover: Cover) -> bytes:
         "pictures": [picture for picture in data["pictures"] if picture["key"] in wording.PICTURES],
     }
     return document(data)
-
-
-def _pdf(report: Report) -> bytes:
-    return document(_pdf_data(report))
 
 
 def _pdf_data(report: Report) -> dict[str, Any]:
@@ -648,15 +624,15 @@ def _pdf_data(report: Report) -> dict[str, Any]:
 
 
 _RENDERERS: dict[str, Callable[[Report], bytes]] = {
-    "json": _json,
-    "csv": _csv,
-    "xlsx": _xlsx,
-    "html": _html,
-    "pdf": _pdf,
-    "text": _text,
+    "json": lambda report: (json.dumps(as_json(report), indent=2) + "\n").encode(),
+    "csv": lambda report: table(CSV_COLUMNS, map(user, report.users)),
+    "xlsx": lambda report: workbook(wording.lines(report), wording.tables(report)),
+    "html": lambda report: _file(page_context(report)),
+    "pdf": lambda report: document(_pdf_data(report)),
+    "text": lambda report: wording.text(report).encode(),
 }
 _BRIEF_RENDERERS: dict[str, Callable[[Report, Cover], bytes]] = {
     "html": _brief_html,
     "pdf": _brief_pdf,
-    "text": _brief_text,
+    "text": lambda report, cover: wording.brief_text(report, cover).encode(),
 }

@@ -10,7 +10,7 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import InvalidInput
+from monitor.api import InvalidInput, calling_viewer
 from monitor.owners.policy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound, limited
 from reports.figures.facts import Report, ReportRefused
@@ -268,7 +268,7 @@ def usage(
     """GPU-hours, waits, energy and violations of a period; the last 24 hours by default."""
     if format not in FORMATS:
         raise InvalidInput([("format", f"Write one of {', '.join(FORMATS)}.")])
-    viewer, now = _viewer(request), timezone.now()
+    viewer, now = calling_viewer(request), timezone.now()
     report = _report((last, begin, end), scope, viewer, now)
     if format == "json":
         return as_json(report)
@@ -291,8 +291,3 @@ def _report(period: tuple[str, str, str], scope: str, viewer: Viewer, now: datet
         raise HttpError(403, str(error)) from None
     except ReportBusy as error:
         raise HttpError(429, str(error)) from None
-
-
-def _viewer(request: HttpRequest) -> Viewer:
-    user = request.auth  # type: ignore[attr-defined]
-    return Viewer(user.get_username(), user.is_staff)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -54,71 +54,78 @@ def tables(report: Report) -> list[Table]:
     ]
 
 
-def users(report: Report) -> Table:
+# Heads of columns, each with its value of a row.
+Columns = Sequence[tuple[str, Callable[[Any], Any]]]
+USERS: Columns = (
+    ("User", lambda row: name(row.user)),
+    ("Held (GPU-h)", lambda row: row.held),
+    ("Used (GPU-h)", lambda row: row.used),
+    ("Idle, held (GPU-h)", lambda row: row.idle_held),
+    ("Booked, empty (GPU-h)", lambda row: row.booked_empty),
+    ("Efficiency (%)", lambda row: _pct(row.efficiency)),
+    ("Coverage (%)", lambda row: _pct(row.coverage)),
+    ("Share (%)", lambda row: row.share_pct),
+    ("Entitled (%)", lambda row: row.entitled_pct),
+    ("Own wait (h)", lambda row: row.waited_hours),
+    ("Wait caused (h)", lambda row: row.caused_wait_hours),
+    ("Energy (kWh)", lambda row: row.energy_kwh),
+)
+DETAILS: Columns = (
+    ("User", lambda row: name(row.user)),
+    ("Memory (GiB-h)", lambda row: row.memory_gib_hours),
+    ("Over-use while others waited (h)", lambda row: row.overuse_hours),
+    ("Target (%)", lambda row: row.target_pct),
+    ("Idle energy (kWh)", lambda row: row.idle_energy_kwh),
+    ("Unknown (GPU-h)", lambda row: row.unknown),
+    ("Right size", lambda row: row.right_size.text if row.right_size else ""),
+)
+QUEUE: Columns = (
+    ("Class", lambda row: row.job_class),
+    ("Jobs", lambda row: row.jobs),
+    ("Still waiting", lambda row: row.waiting),
+    ("Wait p50 (min)", lambda row: _min(row.p50_s)),
+    ("Wait p90 (min)", lambda row: _min(row.p90_s)),
+    ("Main blocker", lambda row: blocker_title(row.blocker) if row.blocker else None),
+)
+BLOCKERS: Columns = (
+    ("Blocker", lambda row: blocker_title(row.blocker)),
+    ("Jobs", lambda row: row.jobs),
+    ("Wait p50 (min)", lambda row: _min(row.p50_s)),
+    ("Wait p90 (min)", lambda row: _min(row.p90_s)),
+    ("Waited (job-h)", lambda row: row.waited_hours),
+)
+INCIDENTS: Columns = (
+    ("Rule", lambda row: row.title),
+    ("Incidents", lambda row: row.incidents),
+    ("Duration (h)", lambda row: row.hours),
+    ("Waits of others (h)", lambda row: row.waited_hours),
+)
+OPERATION: Columns = (
+    ("Defensive mode (h)", lambda row: row.defensive_hours),
+    ("Throttled starts (h)", lambda row: row.throttled_hours),
+    ("Deferrals", lambda row: row.deferrals),
+    ("Preemptions", lambda row: row.preemptions),
+    ("Evictions", lambda row: row.evictions),
+)
+
+
+def _table(key: str, title: str, columns: Columns, rows: Iterable[Any], note: str = "") -> Table:
     return Table(
-        key="users",
-        title="Users",
-        head=(
-            "User",
-            "Held (GPU-h)",
-            "Used (GPU-h)",
-            "Idle, held (GPU-h)",
-            "Booked, empty (GPU-h)",
-            "Efficiency (%)",
-            "Coverage (%)",
-            "Share (%)",
-            "Entitled (%)",
-            "Own wait (h)",
-            "Wait caused (h)",
-            "Energy (kWh)",
-        ),
-        rows=tuple(
-            (
-                name(row.user),
-                row.held,
-                row.used,
-                row.idle_held,
-                row.booked_empty,
-                _pct(row.efficiency),
-                _pct(row.coverage),
-                row.share_pct,
-                row.entitled_pct,
-                row.waited_hours,
-                row.caused_wait_hours,
-                row.energy_kwh,
-            )
-            for row in report.users
-        ),
+        key=key,
+        title=title,
+        head=tuple(head for head, _ in columns),
+        rows=tuple(tuple(value(row) for _, value in columns) for row in rows),
+        note=note,
     )
+
+
+def users(report: Report) -> Table:
+    return _table("users", "Users", USERS, report.users)
 
 
 def waste(report: Report) -> Table:
     """Further figures of users."""
-    return Table(
-        key="details",
-        title="Users: memory, over-use and energy",
-        head=(
-            "User",
-            "Memory (GiB-h)",
-            "Over-use while others waited (h)",
-            "Target (%)",
-            "Idle energy (kWh)",
-            "Unknown (GPU-h)",
-            "Right size",
-        ),
-        rows=tuple(
-            (
-                name(row.user),
-                row.memory_gib_hours,
-                row.overuse_hours,
-                row.target_pct,
-                row.idle_energy_kwh,
-                row.unknown,
-                row.right_size.text if row.right_size else "",
-            )
-            for row in report.users
-        ),
-    )
+    return _table("details", "Users: memory, over-use and energy", DETAILS, report.users)
 
 
 def balance(report: Report) -> Table:
@@ -192,79 +199,24 @@ def reconciliation(hours: GpuHours) -> str:
 
 
 def queue(report: Report) -> Table:
-    return Table(
-        key="queue",
-        title="Queue",
-        head=(
-            "Class",
-            "Jobs",
-            "Still waiting",
-            "Wait p50 (min)",
-            "Wait p90 (min)",
-            "Main blocker",
-        ),
-        rows=tuple(
-            (
-                row.job_class,
-                row.jobs,
-                row.waiting,
-                _min(row.p50_s),
-                _min(row.p90_s),
-                blocker_title(row.blocker) if row.blocker else None,
-            )
-            for row in report.queue
-        ),
-        note=of_all_jobs(report),
-    )
+    return _table("queue", "Queue", QUEUE, report.queue, of_all_jobs(report))
 
 
 def blockers(report: Report) -> Table:
-    return Table(
-        key="blockers",
-        title="Waits by main blocker",
-        head=("Blocker", "Jobs", "Wait p50 (min)", "Wait p90 (min)", "Waited (job-h)"),
-        rows=tuple(
-            (
-                blocker_title(row.blocker),
-                row.jobs,
-                _min(row.p50_s),
-                _min(row.p90_s),
-                row.waited_hours,
-            )
-            for row in report.blockers
-        ),
-        note=joined(
-            "The blocker that a job waited for longest, with the whole wait of the job. Jobs whose"
-            " blockers were not recorded are left out.",
-            of_all_jobs(report),
-        ),
+    note = joined(
+        "The blocker that a job waited for longest, with the whole wait of the job. Jobs whose"
+        " blockers were not recorded are left out.",
+        of_all_jobs(report),
     )
+    return _table("blockers", "Waits by main blocker", BLOCKERS, report.blockers, note)
 
 
 def incidents(report: Report) -> Table:
-    return Table(
-        key="incidents",
-        title="Incidents by rule",
-        head=("Rule", "Incidents", "Duration (h)", "Waits of others (h)"),
-        rows=tuple((r.title, r.incidents, r.hours, r.waited_hours) for r in report.incidents),
-    )
+    return _table("incidents", "Incidents by rule", INCIDENTS, report.incidents)
 
 
 def operation(report: Report) -> Table:
-    o = report.operation
-    return Table(
-        key="operation",
-        title="Load control",
-        head=(
-            "Defensive mode (h)",
-            "Throttled starts (h)",
-            "Deferrals",
-            "Preemptions",
-            "Evictions",
-        ),
-        rows=((o.defensive_hours, o.throttled_hours, o.deferrals, o.preemptions, o.evictions),),
-        note=of_hosts(report),
-    )
+    return _table("operation", "Load control", OPERATION, [report.operation], of_hosts(report))
 
 
 def timeline(report: Report) -> Table:

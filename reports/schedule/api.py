@@ -12,8 +12,7 @@ from ninja import Field, Path, Query, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainText, RequestBody
-from monitor.owners.policy import Viewer
+from monitor.api import InvalidInput, PlainText, RequestBody, calling_viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredReport
@@ -68,7 +67,7 @@ def stored_reports(
     ] = 0,
 ) -> dict[str, Any]:
     """The newest 100 from `offset`. Operators see all; you see those made for you."""
-    reports = rows.visible_to(_viewer(request))
+    reports = rows.visible_to(calling_viewer(request))
     page = reports.prefetch_related(rows.without_content())[offset : offset + SHOWN]
     return {"reports": [_body(row) for row in page], "total": reports.count()}
 
@@ -80,7 +79,7 @@ def store_report(request: HttpRequest, new: NewReport) -> Status[dict[str, Any]]
     """Made as you may see it. Users may store 20 reports a day."""
     try:
         row = delivery.store_requested(
-            new.last, new.from_, new.to, new.scope, _viewer(request), timezone.now()
+            new.last, new.from_, new.to, new.scope, calling_viewer(request), timezone.now()
         )
     except ReportRefused as error:
         raise InvalidInput([(error.field, error.text)]) from error
@@ -98,7 +97,7 @@ def store_report(request: HttpRequest, new: NewReport) -> Status[dict[str, Any]]
 )
 def stored_report(request: HttpRequest, pk: int) -> dict[str, Any]:
     """Period, scope, retention and formats of the report."""
-    return _body(delivery.visible(pk, _viewer(request)))
+    return _body(delivery.visible(pk, calling_viewer(request)))
 
 
 @router.get(
@@ -113,7 +112,7 @@ def stored_file(
     format: Annotated[str, Path(description="json, csv, xlsx, html, pdf or text.")],
 ) -> HttpResponse:
     """The file as it was made. Downloads are audited."""
-    viewer = _viewer(request)
+    viewer = calling_viewer(request)
     row = delivery.visible(pk, viewer)
     if format not in FORMATS:
         raise InvalidInput([("format", f"Write one of {', '.join(FORMATS)}.")])
@@ -131,7 +130,7 @@ def send_schedule(request: HttpRequest, pk: int) -> Status[dict[str, Any]]:
 
     Operators only.
     """
-    viewer = _viewer(request)
+    viewer = calling_viewer(request)
     if not viewer.operator:
         raise HttpError(403, "Only operators send scheduled reports.")
     schedule = get_object_or_404(ReportSchedule, pk=pk)
@@ -142,11 +141,6 @@ def send_schedule(request: HttpRequest, pk: int) -> Status[dict[str, Any]]:
     except ReportBusy as error:
         raise HttpError(429, str(error)) from error
     return Status(201, _body(row))
-
-
-def _viewer(request: HttpRequest) -> Viewer:
-    user = request.auth  # type: ignore[attr-defined]
-    return Viewer(user.username, operator=user.is_staff)
 
 
 def _body(row: StoredReport) -> dict[str, Any]:

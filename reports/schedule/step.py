@@ -34,6 +34,7 @@ from reports.figures.actions import NotAllowed, ScopeNotFound, build, limited
 from reports.figures.facts import Period, Report, ReportRefused, Scope, ScopeKind
 from reports.figures.policy import periods
 from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport
+from reports.render import actions as rendering
 from reports.render import wording
 from reports.render.actions import FORMATS, MEDIA, MailFrame, NoTypst, mail, mail_picture, render
 from reports.render.wording import Cover
@@ -480,12 +481,7 @@ def download(row: StoredReport, format: str, by: str, now: datetime) -> HttpResp
         raise Http404(row.missing.get(format) or f"Report {row.pk} has no file in this format.")
     text = f"{by} downloaded the stored report {row.pk} ({row.title}) as {format}"
     audit.note("REPORT_DOWNLOADED", text, by=by, now=now, subject=f"report {row.pk}")
-    media = MEDIA[format][0]
-    response = HttpResponse(bytes(file.content), content_type=media)
-    if format != "text":
-        response["Content-Disposition"] = f'attachment; filename="{_name(row, format)}"'
-    response["Cache-Control"] = "private, no-store"
-    return response
+    return rendering.download(bytes(file.content), format, _name(row, format))
 
 
 def _name(row: StoredReport, format: str) -> str:

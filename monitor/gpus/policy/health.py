@@ -123,7 +123,7 @@ def judge(
 ) -> HealthReading:
     """The reading with its ailments. Values that are unknown now stay as they were `before`."""
     old = before or HealthReading(gpu_uuid=gpu.uuid)
-    new = _remember(gpu, reading or _counts_of(old), old, policy, now)
+    new = _remember(gpu, reading or replace(old, xids=(), ailments=()), old, policy, now)
     held = [(code, at) for code, at in old.xids if timedelta() <= now - at < XID_HOLD]
     fresh = [(x.code, now) for x in xids if x.gpu_uuid == gpu.uuid and x.code in HARDWARE_XIDS]
     new = replace(new, xids=tuple({code: (code, at) for code, at in [*held, *fresh]}.values()))
@@ -178,10 +178,6 @@ def with_conditions(
         if was is not condition and (was is not None or condition is not Condition.HEALTHY):
             changes.append(ConditionChange(readings[-1], old))
     return tuple(readings), tuple(changes)
-
-
-def _counts_of(old: HealthReading) -> HealthReading:
-    return replace(old, xids=(), ailments=())
 
 
 def _remember(

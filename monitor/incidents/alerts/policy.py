@@ -125,7 +125,7 @@ def due_at(
     latest = now + timedelta(days=MOST_DAYS)
     while at < latest:
         if route.working_days_only and not is_working(at.date(), policy):
-            at = _midnight_after(at, zone)
+            at = datetime.combine(at.date() + timedelta(days=1), time(0), zone)
         elif (end := _end_of_quiet(route, at, zone)) is not None:
             at = end
         else:
@@ -150,10 +150,6 @@ def _end_of_quiet(route: Route, at: datetime, zone: tzinfo) -> datetime | None:
         return None
     day = at.date() + timedelta(days=1 if over_midnight and clock >= begin else 0)
     return datetime.combine(day, end, zone)
-
-
-def _midnight_after(at: datetime, zone: tzinfo) -> datetime:
-    return datetime.combine(at.date() + timedelta(days=1), time(0), zone)
 
 
 def pause(attempts: int) -> timedelta:

@@ -18,7 +18,7 @@ from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models import AutoField, Field, Model, QuerySet
@@ -218,7 +218,7 @@ def _condition(column: str, length: int | None) -> str:
 
 def insert_row(row: M) -> M:
     """As `row.save(force_insert=True)` of a new row without signals; sets its number."""
-    sql, fields = _insert_sql(type(row), connection.vendor)
+    sql, fields = _insert_returning_sql(type(row), connection.vendor)
     params = [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in fields]
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
@@ -248,25 +248,26 @@ def upsert_rows(rows: Sequence[Model], unique: tuple[str, ...], updated: tuple[s
 def _upsert_sql(
     model: type[Model], _vendor: str, unique: tuple[str, ...], updated: tuple[str, ...]
 ) -> tuple[str, list[Field[Any, Any]]]:
-    fields = [field for field in model._meta.concrete_fields if not isinstance(field, AutoField)]
-    columns = ", ".join(_quoted(field.column) for field in fields)
-    marks = ", ".join(["%s"] * len(fields))
+    sql, fields = _insert_sql(model)
     key = ", ".join(_quoted(_field(model, name).column) for name in unique)
     changed = [_quoted(_field(model, name).column) for name in updated]
     changes = ", ".join(f"{column} = EXCLUDED.{column}" for column in changed)
-    table = _quoted(model._meta.db_table)
-    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names of columns
     return f"{sql} ON CONFLICT ({key}) DO UPDATE SET {changes}", fields
 
 
 @cache
-def _insert_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
-    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
+def _insert_returning_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
+    sql, fields = _insert_sql(model)
+    return f"{sql} RETURNING {_quoted(_field(model, 'pk').column)}", fields
+
+
+def _insert_sql(model: type[Model]) -> tuple[str, list[Field[Any, Any]]]:
+    """The statement, and the fields in the order of its values: all but an automatic number."""
+    fields = [field for field in model._meta.concrete_fields if not isinstance(field, AutoField)]
     columns = ", ".join(_quoted(field.column) for field in fields)
     marks = ", ".join(["%s"] * len(fields))
-    key = _quoted(_field(model, "pk").column)
     table = _quoted(model._meta.db_table)
-    return f"INSERT INTO {table} ({columns}) VALUES ({marks}) RETURNING {key}", fields  # noqa: S608
+    return f"INSERT INTO {table} ({columns}) VALUES ({marks})", fields  # noqa: S608
 
 
 def _field(model: type[Model], name: str) -> Field[Any, Any]:
@@ -282,7 +283,6 @@ POSTGRES_DISK_FULL = "53100"
 
 def keep_commits_synced(*, on: bool) -> None:
     """Whether this connection's commits survive a power cut (with PostgreSQL they always do)."""
-    connection = connections[DEFAULT_DB_ALIAS]
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
         with connection.cursor() as cursor:
             cursor.execute(f"PRAGMA synchronous={'FULL' if on else 'NORMAL'}")
@@ -295,8 +295,7 @@ class FilledTables:
         self._models = models
 
     def read(self) -> tuple[bool, ...]:
-        connection = connections[DEFAULT_DB_ALIAS]
-        tables = (connection.ops.quote_name(model._meta.db_table) for model in self._models)
+        tables = (_quoted(model._meta.db_table) for model in self._models)
         columns = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in tables)  # noqa: S608
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {columns}")
@@ -309,23 +308,17 @@ def insert(model: type[Model], rows: Iterable[Mapping[str, object]]) -> int:
     Rows that exist already stay. bulk_create() takes several times as long, because it makes
     model instances and converts values. Here dates and JSON are not converted.
     """
-    sql, fields = _insert_new_sql(model, connections[DEFAULT_DB_ALIAS].vendor)
+    sql, fields = _insert_new_sql(model, connection.vendor)
     defaults = {field.attname: field.get_default() for field in fields}
     values = [tuple({**defaults, **row}.values()) for row in rows]
-    with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
+    with connection.cursor() as cursor:
         cursor.executemany(sql, values)
     return len(values)
 
 
 @cache
 def _insert_new_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
-    """The statement, and the fields in the order of its values."""
-    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
-    quote_name = connections[DEFAULT_DB_ALIAS].ops.quote_name
-    columns = ", ".join(quote_name(str(field.column)) for field in fields)
-    marks = ", ".join(["%s"] * len(fields))
-    table = quote_name(model._meta.db_table)
-    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names of columns
+    sql, fields = _insert_sql(model)
     return f"{sql} ON CONFLICT DO NOTHING", fields
 
 

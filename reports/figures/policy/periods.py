@@ -126,12 +126,10 @@ def _before(name: str, begin: date) -> date:
 
 
 def _of_dates(name: str, begin: date, end: date, zone: str) -> Period:
-    since, until = (_midnight(day, zone) for day in (begin, end))
+    since, until = (
+        datetime.combine(day, time(), ZoneInfo(zone)).astimezone(UTC) for day in (begin, end)
+    )
     return Period(name=name, label=CALENDAR[name], since=since, until=until, zone=zone)
-
-
-def _midnight(day: date, zone: str) -> datetime:
-    return datetime.combine(day, time(), ZoneInfo(zone)).astimezone(UTC)
 
 
 def _whole_minute(at: datetime) -> datetime:

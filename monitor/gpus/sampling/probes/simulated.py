@@ -241,7 +241,10 @@ _CAPPED_W = 480.0
 
 def with_hot_gpu(gpus: Sequence[GpuReading], t: float) -> tuple[GpuReading, ...]:
     """The GPUs, one of them too hot at times."""
-    return tuple(_heated(gpu) if _is_hot(gpu, t) else gpu for gpu in gpus)
+    return tuple(
+        replace(gpu, temperature_c=HOT_C, sm_clock_mhz=1155) if _is_hot(gpu, t) else gpu
+        for gpu in gpus
+    )
 
 
 def health_readings(gpus: Sequence[GpuReading], t: float) -> tuple[HealthReading, ...]:
@@ -265,10 +268,6 @@ def health_readings(gpus: Sequence[GpuReading], t: float) -> tuple[HealthReading
 def _is_hot(gpu: GpuReading, t: float) -> bool:
     phase = (t + 600 + 97 * (gpu.index // 8)) % HOT_EVERY_S
     return gpu.index % 8 == HOT_OF_EIGHT and gpu.health is Health.OK and phase < HOT_FOR_S
-
-
-def _heated(gpu: GpuReading) -> GpuReading:
-    return replace(gpu, temperature_c=HOT_C, sm_clock_mhz=1155)
 
 
 def _reasons(gpu: GpuReading, t: float) -> int:
