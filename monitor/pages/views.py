@@ -21,7 +21,6 @@ from monitor.facts.incidents import NONE, Badges
 from monitor.facts.input_rules import escaped
 from monitor.facts.readings import GpuReading, InstanceReading, ProcessReading, Snapshot
 from monitor.gpus.policy import capability
-from monitor.gpus.policy import capability as shared_memory
 from monitor.gpus.policy.health import clock_words
 from monitor.gpus.policy.states import as_booked
 from monitor.gpus.rows import closures as gpu_closures
@@ -272,7 +271,7 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
         "card": next((c for c in shown if c.uuid == uuid), None),
         "reading": reading,
         "unsupported": _unsupported(reading) if reading else "",
-        "is_stated": reading is not None and shared_memory.is_stated(reading),
+        "is_stated": reading is not None and capability.is_stated(reading),
         "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,
         "clock_words": clock_words(health),

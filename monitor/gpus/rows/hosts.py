@@ -108,22 +108,6 @@ def set_models_address(name: str, address: str) -> None:
     Host.objects.filter(pk=name).exclude(models_address=address).update(models_address=address)
 
 
-def set_state(name: str, state: HostState, by: str, reason: str, now: datetime) -> bool:
-    """False: it has that state already. A host without a row of its own gets one."""
-    Host.objects.get_or_create(name=name, defaults={"joined_at": now})
-    return bool(
-        Host.objects.filter(pk=name)
-        .exclude(state=state.value, reason=reason)
-        .update(state=state.value, changed_by=by, reason=reason, changed_at=now)
-    )
-
-
-def set_down(name: str, by: str, now: datetime) -> bool:
-    """False: that was done already."""
-    Host.objects.get_or_create(name=name, defaults={"joined_at": now})
-    return bool(Host.objects.filter(pk=name, down_at=None).update(down_at=now, down_by=by))
-
-
 def clear_down(name: str) -> bool:
     """The host has readings again. False: it was not confirmed down."""
     down = Host.objects.filter(pk=name, down_at__isnull=False)
@@ -194,16 +178,6 @@ def forget(name: str) -> None:
     LatestSnapshot.objects.filter(pk=name).delete()
 
 
-def add_token(by: str, now: datetime) -> str:
-    """A token for one host; the text is stored nowhere."""
-    JoinToken.objects.filter(expires_at__lte=now).delete()
-    text = TOKEN_MARK + secrets.token_urlsafe(32)
-    JoinToken.objects.create(
-        digest=_digest(text), made_by=by, created_at=now, expires_at=now + TOKEN_LIVES
-    )
-    return text
-
-
 def is_valid_token(text: str, now: datetime) -> bool:
     return JoinToken.objects.filter(digest=_digest(text), expires_at__gt=now).exists()
 
@@ -226,10 +200,12 @@ WORDS = {
 
 
 def change(name: str, state: HostState, by: str, reason: str, now: datetime) -> bool:
-    """False: the host had that state already."""
+    """False: the host had that state already. A host without a row of its own gets one."""
     reason = " ".join(reason.split())[:REASON_LIMIT]
     with transaction.atomic():
-        if not set_state(name, state, by, reason, now):
+        Host.objects.get_or_create(name=name, defaults={"joined_at": now})
+        others = Host.objects.filter(pk=name).exclude(state=state.value, reason=reason)
+        if not others.update(state=state.value, changed_by=by, reason=reason, changed_at=now):
             return False
         why = f": {reason}" if reason else ""
         _tell("HOST_CHANGED", f"{by} {WORDS[state]} the host {name}{why}.", name, by, now)
@@ -244,7 +220,8 @@ def confirm_down(host: HostFact, by: str, now: datetime) -> str | None:
     if host.seen_at is not None and host_policy.silent_since(host, now) is None:
         return f"{host.name} still sends readings, so it is not down."
     with transaction.atomic():
-        if not set_down(host.name, by, now):
+        Host.objects.get_or_create(name=host.name, defaults={"joined_at": now})
+        if not Host.objects.filter(pk=host.name, down_at=None).update(down_at=now, down_by=by):
             return f"{host.name} was confirmed down already."
         text = f"{by} confirmed that the host {host.name} is down."
         _tell("HOST_DOWN", text, host.name, by, now, "warning")
@@ -262,9 +239,13 @@ def remove(host: HostFact, by: str, now: datetime) -> str | None:
 
 
 def make_token(by: str, now: datetime) -> str:
-    """A join token for one host, valid for a day."""
+    """A join token for one host, valid for a day; the text is stored nowhere."""
+    text = TOKEN_MARK + secrets.token_urlsafe(32)
     with transaction.atomic():
-        text = add_token(by, now)
+        JoinToken.objects.filter(expires_at__lte=now).delete()
+        JoinToken.objects.create(
+            digest=_digest(text), made_by=by, created_at=now, expires_at=now + TOKEN_LIVES
+        )
         audit.note("JOIN_TOKEN_MADE", f"{by} made a join token.", by=by, now=now)
     return text
 

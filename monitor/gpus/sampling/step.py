@@ -26,7 +26,6 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.gpus.policy import changes, health
-from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy import presence as presence_detection
 from monitor.gpus.policy.capability import with_stated_memory
 from monitor.gpus.policy.changes import Note
@@ -362,7 +361,7 @@ class Sampler:
             self._ledger.note(now, snapshot.gpus)
         suspects = (*(last.processes if last else ()), *processes)
         notes = health.of_checkup(checkup, last, sweep.xids, suspects, claims, healthy.hot_c)
-        notes = [*gpu_changes.of_sweep(last, snapshot, states.changes), *notes]
+        notes = [*changes.of_sweep(last, snapshot, states.changes), *notes]
         for fault in states.faults:
             self._isolation.failed(fault, IllegalGpuTransition(fault), now, FAULT_KINDS[1])
         cooled = look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
@@ -403,7 +402,7 @@ class Sampler:
     def _write(
         self,
         snapshot: Snapshot,
-        notes: Collection[gpu_changes.Note],
+        notes: Collection[changes.Note],
         sweep: GpuSweep,
         cooled: Cooling,
     ) -> Snapshot:
@@ -449,7 +448,7 @@ class Sampler:
         failures = last.failures if last and last.probe == self._probe.name else 0
         if self._resumes_at is not None and now < self._resumes_at:
             return policy.paused(), max(1, failures)
-        if last is not None and not gpu_changes.may_sweep(failures, self._tried_at, now):
+        if last is not None and not changes.may_sweep(failures, self._tried_at, now):
             return GpuSweep(problem=last.problem, remedy=last.remedy), failures
         self._tried_at = now
         try:
@@ -521,10 +520,10 @@ class Sampler:
             if gpu.uuid not in before or _lasting(gpu) != _lasting(before[gpu.uuid])
         }
 
-    def _record_event(self, note: gpu_changes.Note, snapshot: Snapshot) -> None:
-        since = snapshot.at - gpu_changes.FLOOD_WINDOW
+    def _record_event(self, note: changes.Note, snapshot: Snapshot) -> None:
+        since = snapshot.at - changes.FLOOD_WINDOW
         earlier = events.count(note.kind, gpu_uuid=note.gpu_uuid, owner=note.owner, since=since)
-        if earlier >= gpu_changes.FLOOD_LIMIT:
+        if earlier >= changes.FLOOD_LIMIT:
             return
         events.add(
             note.kind,

@@ -33,7 +33,6 @@ from monitor.usage.pages.chart_panels import (
 )
 from monitor.usage.policy import ranges as usage_ranges
 from monitor.usage.policy.ranges import HistoryRange, HistoryWindow, Source
-from monitor.usage.rows import processes as process_rows
 from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows.rollups import GPUS, HOSTS, RollupLevels, summed
 
@@ -225,11 +224,7 @@ def host(name: str, memory_total_bytes: int | None, query: Any, now: datetime) -
     return {
         **ranges(chosen, now),
         "history": drawn(
-            host_panels(chosen, memory_total_bytes),
-            rows,
-            chosen,
-            now,
-            coverage(rows, chosen),
+            host_panels(chosen, memory_total_bytes), rows, chosen, now, coverage(rows, chosen)
         ),
         "strips": chart_panels.strips(gpus, int(now.timestamp())),
     }
@@ -259,22 +254,30 @@ def between(since: int, until: int, now: datetime) -> HistoryWindow:
 
 def process(use: ProcessUse, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """History of a process: its whole lifetime, or the range in the query."""
-    if query.get("range", "life") == "life" and not query.get("since"):
-        end = int((use.ended_at or now).timestamp())
-        begin = min(int(use.first_seen_at.timestamp()), end - usage_ranges.SHORTEST_S)
-        chosen = usage_ranges.between(begin, end, now, _retention(), "life").in_minutes
-    else:
-        chosen = window(query, now).in_minutes
+    chosen = _life_or_range(use.first_seen_at, use.ended_at, query, now)
     only = ProcessUse.objects.filter(pk=use.pk)
     rows = [r for r in usage_sums.points(only, chosen, use.host) if r["held_s"]]
     shown = process_panels(use.gpu.memory_total_bytes)
-    covered = usage_sums.UsageTotals(
-        held_s=sum(r["held_s"] for r in rows), known_s=sum(r["known_s"] for r in rows)
-    ).coverage_pct
     return {
         **ranges(chosen, now, ("life", "lifetime")),
-        "history": drawn(shown, rows, chosen, now, covered),
+        "history": drawn(shown, rows, chosen, now, _coverage_pct(rows)),
     }
+
+
+def _life_or_range(
+    begin: datetime, end: datetime | None, query: Mapping[str, str], now: datetime
+) -> HistoryWindow:
+    """The whole lifetime, or the range in the query; `end` None: it goes on."""
+    if query.get("range", "life") != "life" or query.get("since"):
+        return window(query, now).in_minutes
+    until = int((end or now).timestamp())
+    since = min(int(begin.timestamp()), until - usage_ranges.SHORTEST_S)
+    return usage_ranges.between(since, until, now, _retention(), "life").in_minutes
+
+
+def _coverage_pct(rows: Sequence[Row]) -> float | None:
+    held_s, known_s = (sum(row[name] for row in rows) for name in ("held_s", "known_s"))
+    return usage_sums.UsageTotals(held_s=held_s, known_s=known_s).coverage_pct
 
 
 def job(
@@ -291,17 +294,10 @@ def job(
     `runs`: begin and end of each attempt, oldest first, at least one; None: it still runs.
     `memory`: of all its GPUs together; None: nothing requested.
     """
-    life = runs[0][0], runs[-1][1]
-    if query.get("range", "life") == "life" and not query.get("since"):
-        end = int((life[1] or now).timestamp())
-        begin = min(int(life[0].timestamp()), end - usage_ranges.SHORTEST_S)
-        chosen = usage_ranges.between(begin, end, now, _retention(), "life").in_minutes
-    else:
-        chosen = window(query, now).in_minutes
+    chosen = _life_or_range(runs[0][0], runs[-1][1], query, now)
     uses = ProcessUse.objects.filter(job_ref=ref, job_owner=owner)
     rows = [row for row in usage_sums.points(uses, chosen) if row["held_s"]]
-    held_s, known_s = (sum(row[name] for row in rows) for name in ("held_s", "known_s"))
-    covered = usage_sums.UsageTotals(held_s=held_s, known_s=known_s).coverage_pct
+    covered = _coverage_pct(rows)
     rows = while_running(rows, runs, chosen.step, now)
     return {
         **ranges(chosen, now, ("life", "lifetime")),
@@ -393,7 +389,7 @@ def idle_processes(
         host=host, pid__in={pid for _, pid in candidates}, ended_at=None
     )
     uses_by_id = {use.pk: use for use in uses if (use.gpu_id, use.pid) in candidates}
-    since = process_rows.idle_since(
+    since = usage_sums.idle_since(
         uses_by_id.values(), now, below_pct=IDLE_PCT, coverage=COVERAGE_PCT / 100
     )
     return {
