@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -95,13 +95,7 @@ def plot(
     Where two are more than `tolerance` steps apart there is a gap.
     """
     longest = step * tolerance
-
-    def x(t: float) -> float:
-        return round(PLOT_W * _within((t - since) / (until - since)), 1)
-
-    def y(value: float) -> float:
-        return round(PLOT_H - PLOT_H * _within(value / top), 1)
-
+    x, y = _scales(since, until, top)
     stretches = list(runs(points, longest))
     holes = _holes(stretches, since, until, longest)
     lines = [[(x(t), y(v)) for t, v in run] for run in stretches]
@@ -135,13 +129,7 @@ def stacked(
     All have the same times, the middles of their steps, and gaps at the same ones.
     label_widths: in plot units.
     """
-
-    def x(t: float) -> float:
-        return round(PLOT_W * _within((t - since) / (until - since)), 1)
-
-    def y(value: float) -> float:
-        return round(PLOT_H - PLOT_H * _within(value / top), 1)
-
+    x, y = _scales(since, until, top)
     floors: dict[float, float] = {}
     bands = []
     for points, label_width in zip(series, label_widths, strict=True):
@@ -158,6 +146,16 @@ def stacked(
         widest = max(places, default=None)
         bands.append(Band("".join(path_parts), widest[1] if widest else None))
     return bands
+
+
+def _scales(
+    since: float, until: float, top: float
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """The places of a time and of a value, in plot units."""
+    return (
+        lambda t: round(PLOT_W * _within((t - since) / (until - since)), 1),
+        lambda value: round(PLOT_H - PLOT_H * _within(value / top), 1),
+    )
 
 
 # A place of a band: x, its lower and its upper edge.

@@ -23,7 +23,6 @@ from reports.capacity.policy.demand import (
     Forecast,
     GpuHourFigures,
     GpuProfile,
-    Percentiles,
     Profile,
     ReplayFigures,
     forecast,
@@ -250,14 +249,10 @@ def _gpu(profile: GpuProfile) -> dict[str, Any]:
 
 def _profile(profile: Profile) -> dict[str, Any]:
     return {
-        "whole": _ranks(profile.whole),
-        "by_hour_of_week": [_ranks(each) for each in profile.by_hour],
-        "by_month": [{"month": month, **_ranks(each)} for month, each in profile.by_month],
+        "whole": asdict(profile.whole),
+        "by_hour_of_week": [asdict(each) for each in profile.by_hour],
+        "by_month": [{"month": month, **asdict(each)} for month, each in profile.by_month],
     }
-
-
-def _ranks(ranks: Percentiles) -> dict[str, Any]:
-    return asdict(ranks)
 
 
 def _forecast(prediction: Forecast | None) -> dict[str, Any] | None:

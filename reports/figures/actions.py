@@ -30,7 +30,6 @@ from reports.figures.facts import (
     Violation,
 )
 from reports.figures.policy import advice, jobs, people, periods
-from reports.figures.policy import people as privacy
 from reports.figures.policy.advice import (
     COVERAGE_PCT,
     HIGH_PCT,
@@ -95,7 +94,7 @@ def build(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Report
     names, visible = authorise(scope, viewer)
     whole = _figures(period, scope, names, now)
     whole = replace(whole, sections=rows.tables(period, scope, viewer, now))
-    return whole if viewer.operator else privacy.anonymised(whole, visible)
+    return whole if viewer.operator else people.anonymised(whole, visible)
 
 
 def authorise(scope: Scope, viewer: Viewer) -> tuple[frozenset[str] | None, frozenset[str]]:
@@ -196,7 +195,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     coverage = totals.gpu_hours.coverage_pct
     trend = _trend(period, read.gpus)
     totals = replace(totals, used_before=_used_before(period, read.gpus, trend, names))
-    users = privacy.only(_users(read, period, now, trend), names)
+    users = people.only(_users(read, period, now, trend), names)
     listed, heavy_use = _heavy_use(read, period, names, now)
     recurring = tuple(
         p for p in rows.patterns(read.gpus, period.zone) if names is None or p.user in names

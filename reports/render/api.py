@@ -18,6 +18,10 @@ from reports.figures.policy import periods
 from reports.render.actions import FORMATS, NoTypst, as_json, deliver
 
 router = Router()
+# Parameters of a period.
+Last = Annotated[str, Query(description="A length such as 24h, 7d or 4w; or day, week or month.")]
+Begin = Annotated[str, Query(alias="from", description="ISO 8601 date or time.")]
+End = Annotated[str, Query(alias="to", description="ISO 8601; empty: now.")]
 
 
 class PeriodBody(Schema):
@@ -255,11 +259,9 @@ class UsageReport(Schema):
 )
 def usage(
     request: HttpRequest,
-    last: Annotated[
-        str, Query(description="A length such as 24h, 7d or 4w; or day, week or month.")
-    ] = "",
-    begin: Annotated[str, Query(alias="from", description="ISO 8601 date or time.")] = "",
-    end: Annotated[str, Query(alias="to", description="ISO 8601; empty: now.")] = "",
+    last: Last = "",
+    begin: Begin = "",
+    end: End = "",
     scope: Annotated[
         str, Query(description="all, user:NAME, group:NAME, gpu:UUID or host:NAME.")
     ] = "all",

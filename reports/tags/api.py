@@ -13,6 +13,7 @@ from monitor.api import InvalidInput
 from monitor.facts.input_rules import character_problem
 from reports.figures.facts import ReportRefused
 from reports.figures.policy import periods
+from reports.render.api import Begin, End, Last
 from reports.tags import pages as actions
 from reports.tags.pages import LONGEST_NAME, LONGEST_USER
 
@@ -52,11 +53,9 @@ def by_tag(
     tag: Annotated[
         str, Query(min_length=1, max_length=LONGEST_NAME, description="Its name: project.")
     ],
-    last: Annotated[
-        str, Query(description="A length such as 24h, 7d or 4w; or day, week or month.")
-    ] = "",
-    begin: Annotated[str, Query(alias="from", description="ISO 8601 date or time.")] = "",
-    end: Annotated[str, Query(alias="to", description="ISO 8601; empty: now.")] = "",
+    last: Last = "",
+    begin: Begin = "",
+    end: End = "",
     user: Annotated[
         str, Query(max_length=LONGEST_USER, description="A user's name, or me; empty: all.")
     ] = "",
