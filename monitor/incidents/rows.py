@@ -43,9 +43,9 @@ from monitor.incidents.policy.usage_series import (
     HORIZON_S,
     STEP_S,
     Key,
-    Total,
     UsageMinute,
     UsagePoint,
+    UsageUntil,
     union_s,
 )
 from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
@@ -156,7 +156,7 @@ def _exemptions() -> QuerySet[Exemption]:
 class RecentUsage(Struct, frozen=True):
     """Total use of each recent process of its GPU; `gone`: processes that have ended."""
 
-    totals: dict[Key, Total]
+    totals: dict[Key, UsageUntil]
     gone: list[ProcessReading]
 
 
@@ -171,7 +171,7 @@ def recent_usage(host: str, now: datetime) -> RecentUsage:
         ticks = start if start >= 0 else None
         at = (ended_at or seen_at).timestamp()
         used = UsagePoint(held, sm, held, known_s, memory, memory_known)
-        usage.totals[uuid, pid, ticks] = Total(at, used)
+        usage.totals[uuid, pid, ticks] = UsageUntil(at, used)
         if ended_at is not None:
             usage.gone.append(_reading(uuid, pid, ticks, identity))
     return usage

@@ -373,11 +373,13 @@ MOST_AT_ONCE_S = 60.0
 FORGET_S = 900.0
 # Rows of ended processes arrive up to this long after the end, so absence is recorded this late.
 ABSENCE_LAG_S = 12.0
-_MINUTE_S = 60.0
 
 
-class Total(Struct, frozen=True):
-    """The total use of a GPU by a process, up to `at` (epoch seconds)."""
+class UsageUntil(Struct, frozen=True):
+    """Use of a GPU by a process up to `at` (epoch seconds): in all, or since the last look.
+
+    Of a look, it is that of the `used.held_s` seconds before `at`.
+    """
 
     at: float
     used: UsagePoint
@@ -402,13 +404,6 @@ class UsageMinute(Struct, frozen=True):
     used: UsagePoint
 
 
-class UsagePiece(Struct, frozen=True):
-    """Use of one process during the `used.held_s` seconds before `at`."""
-
-    at: float
-    used: UsagePoint
-
-
 class UsageBuffers(Struct):
     """Series by process and by group. Looks further apart than `gap_s` tell nothing between.
 
@@ -428,13 +423,13 @@ class UsageBuffers(Struct):
     _missing: dict[Key, float] = field(default_factory=dict)
     _grouped: set[str] = field(default_factory=set)
 
-    def recall(self, past: Iterable[UsageMinute], totals: Mapping[Key, Total]) -> None:
+    def recall(self, past: Iterable[UsageMinute], totals: Mapping[Key, UsageUntil]) -> None:
         """Build up what was before the first look, from rows of minutes."""
-        by_minute: dict[tuple[float, str], list[UsagePiece]] = {}
+        by_minute: dict[tuple[float, str], list[UsageUntil]] = {}
         for piece in sorted(past, key=lambda piece: piece.at):
             self._series(piece.key).add(piece.at, piece.used.span_s, piece.used)
-            minute = ceil(piece.at / _MINUTE_S)
-            by_minute.setdefault((minute, piece.group), []).append(UsagePiece(piece.at, piece.used))
+            minute = ceil(piece.at / MINUTE_S)
+            by_minute.setdefault((minute, piece.group), []).append(UsageUntil(piece.at, piece.used))
         for (_, group), pieces in sorted(by_minute.items(), key=lambda item: item[0]):
             self._add_to_group(group, pieces, is_watched=False)
         self._totals = {key: total.used for key, total in totals.items()}
@@ -443,7 +438,7 @@ class UsageBuffers(Struct):
         self,
         t: float,
         present: Iterable[ProcessPresence],
-        totals: Mapping[Key, Total],
+        totals: Mapping[Key, UsageUntil],
         readable: Collection[str],
         gone: Iterable[ProcessPresence] = (),
     ) -> None:
@@ -455,7 +450,7 @@ class UsageBuffers(Struct):
         passed = 0.0 if self.looked_t is None else t - self.looked_t
         if not 0 < passed <= self.gap_s:
             self._watched_since = t
-        together: dict[str, list[UsagePiece]] = {}
+        together: dict[str, list[UsageUntil]] = {}
         here: set[Key] = set()
         groups: set[str] = set()
         for process in present:
@@ -471,7 +466,7 @@ class UsageBuffers(Struct):
             total = totals.get(process.key)
             if process.key in here or total is None:
                 continue
-            piece = UsagePiece(total.at, self._since_last(process.key, total.used))
+            piece = UsageUntil(total.at, self._since_last(process.key, total.used))
             if piece.used.held_s > 0:
                 if process.key in self.processes:
                     self._series(process.key).add(piece.at, piece.used.span_s, piece.used)
@@ -488,16 +483,16 @@ class UsageBuffers(Struct):
         self.looked_t = t
 
     def _piece(
-        self, process: ProcessPresence, t: float, passed: float, totals: Mapping[Key, Total]
-    ) -> UsagePiece:
+        self, process: ProcessPresence, t: float, passed: float, totals: Mapping[Key, UsageUntil]
+    ) -> UsageUntil:
         total = totals.get(process.key)
         if total is not None:
-            return UsagePiece(total.at, self._since_last(process.key, total.used))
+            return UsageUntil(total.at, self._since_last(process.key, total.used))
         if totals:
             # The accounting rows are being written: the first row of this process will contain all
             # of it.
-            return UsagePiece(t, NOTHING)
-        return UsagePiece(t, self._seen(process, t, passed))
+            return UsageUntil(t, NOTHING)
+        return UsageUntil(t, self._seen(process, t, passed))
 
     def _since_last(self, key: Key, total: UsagePoint) -> UsagePoint:
         before = self._totals.get(key)
@@ -542,7 +537,7 @@ class UsageBuffers(Struct):
             series = self.processes[key] = Series()
         return series
 
-    def _add_to_group(self, group: str, pieces: Sequence[UsagePiece], *, is_watched: bool) -> None:
+    def _add_to_group(self, group: str, pieces: Sequence[UsageUntil], *, is_watched: bool) -> None:
         series = self.groups.setdefault(group, Series())
         until = max(piece.at for piece in pieces)
         since = series.end if series.points else min(p.at - p.used.held_s for p in pieces)
@@ -568,7 +563,7 @@ class UsageBuffers(Struct):
         t: float,
         here: set[Key],
         groups: Collection[str],
-        totals: Mapping[Key, Total],
+        totals: Mapping[Key, UsageUntil],
     ) -> None:
         """Remove ended processes and unused groups.
 
@@ -612,13 +607,13 @@ def _gpu_minutes(past: Iterable[UsageMinute]) -> list[GpuMinute]:
     """The minutes of all processes of a group together."""
     minutes: dict[tuple[int, str], GpuMinute] = {}
     for piece in past:
-        t = int((ceil(piece.at / _MINUTE_S) - 1) * _MINUTE_S)
+        t = (ceil(piece.at / MINUTE_S) - 1) * MINUTE_S
         minute = minutes.get((t, piece.group))
         if minute is None:
             gpu_uuid, user = _gpu_and_user(piece.group)
             minute = minutes[t, piece.group] = GpuMinute(t, gpu_uuid, user)
         minute.until = max(minute.until, piece.at)
-        minute.sm_s = min(_MINUTE_S, minute.sm_s + piece.used.sm_s)
+        minute.sm_s = min(MINUTE_S, minute.sm_s + piece.used.sm_s)
         minute.held_s += piece.used.held_s
         minute.known_s += piece.used.known_s
     return list(minutes.values())
@@ -648,7 +643,7 @@ def _is_over(series: Series, t: float) -> bool:
 
 
 def merged(
-    since: float, until: float, pieces: Sequence[UsagePiece], *, idle_is_known: bool = False
+    since: float, until: float, pieces: Sequence[UsageUntil], *, idle_is_known: bool = False
 ) -> UsagePoint:
     """The use of several processes between two instants as one, at most the capacity of the GPU.
 

@@ -10,13 +10,13 @@ from monitor.incidents.policy.usage_series import (
     HORIZON_S,
     ProcessPresence,
     Series,
-    Total,
     UsageBuffers,
     UsageMinute,
-    UsagePiece,
     UsagePoint,
     merged,
 )
+from monitor.incidents.policy.usage_series import UsageUntil as Total
+from monitor.incidents.policy.usage_series import UsageUntil as UsagePiece
 
 STEPS = st.lists(
     st.tuples(st.integers(1, 20), st.floats(0, 1), st.booleans()), min_size=1, max_size=400
