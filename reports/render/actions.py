@@ -30,7 +30,6 @@ from reports.figures.facts import (
     Table,
     Totals,
     UserFigures,
-    Violation,
 )
 from reports.figures.policy import advice
 from reports.figures.policy.advice import line, use_line
@@ -63,8 +62,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "wider_than_scope": wording.wider_figures(report),
         "totals": _totals(report.totals),
         "users": [user(row) for row in report.users],
-        "violations": [_violation(v) | {"text": line(v)} for v in report.violations],
-        "heavy_use": [_violation(v) | {"text": use_line(v)} for v in report.heavy_use],
+        "violations": [_rounded(asdict(v)) | {"text": line(v)} for v in report.violations],
+        "heavy_use": [_rounded(asdict(v)) | {"text": use_line(v)} for v in report.heavy_use],
         "open_incidents": [_finding(finding) for finding in report.open_incidents],
         "recommendations": [asdict(r) for r in report.recommendations],
         "queue": [_rounded(asdict(row)) for row in report.queue],
@@ -75,7 +74,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "gpus": [_gpu(gpu) for gpu in report.gpus],
         "heat": [[rounded(value) for value in row] for row in report.heat],
         "waits": [{"t": t, "hours": rounded(hours)} for t, hours in report.waits],
-        "sections": [_section(table) for table in report.sections],
+        "sections": [asdict(table) for table in report.sections],
     }
 
 
@@ -149,10 +148,6 @@ def gpu_hours(hours: GpuHours) -> dict[str, float | None]:
     return {name: rounded(value) for name, value in asdict(hours).items()}
 
 
-def _violation(v: Violation) -> dict[str, Any]:
-    return {**_rounded(asdict(v)), "gpus": list(v.gpus)}
-
-
 def _finding(finding: FindingFact) -> dict[str, Any]:
     return {**_rounded(asdict(finding)), "since": finding.since.isoformat()}
 
@@ -163,16 +158,6 @@ def _gpu(gpu: GpuFigures) -> dict[str, Any]:
         "name": gpu.name,
         "gpu_hours": gpu_hours(gpu.hours),
         "energy_kwh": rounded(gpu.energy_kwh),
-    }
-
-
-def _section(table: Table) -> dict[str, Any]:
-    return {
-        "key": table.key,
-        "title": table.title,
-        "head": list(table.head),
-        "rows": [list(row) for row in table.rows],
-        "note": table.note,
     }
 
 
