@@ -19,7 +19,7 @@ from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
 from gpucoord_site.http.handler import ThreadHandler
 from monitor.pages.hub import live
 from monitor.runtime.rows.extensions import part
-from scheduler.jobs.live.consumers import job
+from scheduler.jobs.consumers import job
 
 terminal = part("scheduler.terminals.consumers:terminal") or refuse
 http = Utf8Only(ThreadHandler())

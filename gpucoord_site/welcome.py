@@ -29,9 +29,9 @@ from monitor.owners import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import forms
-from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.jobs.pages.lines import JobLine
+from scheduler.jobs.pages.serialise import JobLine
 from scheduler.models import Job, Quota
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit

@@ -15,11 +15,11 @@ class SchedulerConfig(AppConfig):
         from monitor.thresholds import rows as thresholds
         from monitor.usage.rows import rollups
         from scheduler.catalogue import POLICIES, PROFILES, TOPICS
-        from scheduler.disk import rows as cleaning_runs
+        from scheduler.disk import steps as cleaning_runs
         from scheduler.execution.steps import hosts as host_capabilities
-        from scheduler.jobs.lifecycle import steps as job_files
-        from scheduler.jobs.live.regions import register_regions
-        from scheduler.jobs.pages.sooner import calibration_lines
+        from scheduler.jobs import steps as job_files
+        from scheduler.jobs.pages.table import register_regions
+        from scheduler.jobs.pages.views import calibration_lines
         from scheduler.limits.quotas import rows as quota_rows
         from scheduler.submission.intake import steps as intake_checks
 

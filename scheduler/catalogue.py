@@ -9,8 +9,8 @@ from typing import Any
 
 from scheduler.disk.policy import CleaningPolicy, DiskPolicy
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.jobs.lifecycle.policy import RetentionPolicy, RetryPolicy
 from scheduler.jobs.notifications.policy import NotificationPolicy
+from scheduler.jobs.policy import RetentionPolicy, RetryPolicy
 from scheduler.language_models.model_services.policy import EvictionPolicy
 from scheduler.language_models.prompts.policy import PromptPolicy
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
@@ -18,12 +18,11 @@ from scheduler.limits.throttle.policy.pressure import PressurePolicy, Utilisatio
 from scheduler.limits.throttle.policy.throttle import AdaptivePolicy, ModePolicy
 from scheduler.limits.time_windows.policy import WindowPolicy
 from scheduler.queue.planner.capacity import HostPolicy
-from scheduler.queue.planner.idle_gpus import IdlePolicy
 from scheduler.queue.planner.order import OrderPolicy
 from scheduler.queue.planner.preemption import PreemptionPolicy
-from scheduler.queue.sizing.policy import SizingPolicy
+from scheduler.queue.planner.sizing import SizingPolicy
 from scheduler.submission.batches.policy import BatchPolicy
-from scheduler.submission.idle_work.policy import IdleWorkPolicy
+from scheduler.submission.idle_work.policy import IdlePolicy, IdleWorkPolicy
 from scheduler.terminals.policy import InteractivePolicy
 
 POLICIES: dict[str, type[Any]] = {

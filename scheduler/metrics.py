@@ -11,12 +11,12 @@ from monitor.journal.rows import counters
 from monitor.pages.metrics import Families
 from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.extensions import parts
-from scheduler.disk import rows as runs
 from scheduler.disk import steps
+from scheduler.disk import steps as runs
 from scheduler.disk.policy import DiskLevel
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.jobs.lifecycle.rows import durations
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.jobs.rows import durations
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.policy.pressure import CLASSES
 from scheduler.limits.throttle.policy.throttle import Mode
 from scheduler.models import Job

@@ -9,9 +9,9 @@ from django.utils import timezone
 
 from monitor.runtime.rows.extensions import parts
 from scheduler.dispatch.steps import preview
-from scheduler.jobs.lifecycle import steps
-from scheduler.jobs.lifecycle.rows import durations
-from scheduler.jobs.lifecycle.steps import Clearer
+from scheduler.jobs import steps
+from scheduler.jobs.rows import durations
+from scheduler.jobs.steps import Clearer
 
 
 def predict_starts() -> int:
@@ -33,7 +33,7 @@ def clear_files() -> int:
 
 def clean_disks() -> int:
     """Work on the next clean-up of this host; returns the number of files deleted so far."""
-    from scheduler.disk.cleanup.step import Cleaner
+    from scheduler.disk.actions import Cleaner
 
     config = settings.CONFIG
     run = Cleaner(config.node, Path(settings.DATA), config.checkpoints).step(timezone.now())

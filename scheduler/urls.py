@@ -7,10 +7,10 @@ from django.urls import path
 from monitor.runtime.pages import extension_page
 from scheduler.execution import pages as host_pages
 from scheduler.jobs.notifications import pages as notification_views
-from scheduler.jobs.pages import sooner, table
-from scheduler.jobs.pages import sooner as without_incident_page
+from scheduler.jobs.pages import table, views
+from scheduler.jobs.pages import timeline as timeline_pages
 from scheduler.jobs.pages import views as job_views
-from scheduler.jobs.timeline import pages as timeline_pages
+from scheduler.jobs.pages import views as without_incident_page
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.throttle import pages as throttle_pages
 from scheduler.limits.time_windows import pages as time_window_views
@@ -18,15 +18,15 @@ from scheduler.limits.time_windows import pages as time_window_views
 BATCHES = "scheduler.submission.batches.pages"
 IDLE_WORK = "scheduler.submission.idle_work.pages"
 MODELS = "scheduler.language_models.model_services.pages"
-PROMPTS = "scheduler.language_models.prompts.pages"
+PROMPTS = "scheduler.language_models.model_services.pages"
 SCRIPTS = "scheduler.submission.scripts.pages"
 
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
     path("internal/log/<str:ticket>/", host_pages.signed_log, name="signed-log"),
-    extension_page("disks/", "scheduler.disk.cleanup.pages:disks", "disks"),
-    extension_page("disks/clean/", "scheduler.disk.cleanup.pages:clean", "disks-clean"),
-    extension_page("disks/clean/<int:pk>/", "scheduler.disk.cleanup.pages:run", "disk-run"),
+    extension_page("disks/", "scheduler.disk.pages:disks", "disks"),
+    extension_page("disks/clean/", "scheduler.disk.pages:clean", "disks-clean"),
+    extension_page("disks/clean/<int:pk>/", "scheduler.disk.pages:run", "disk-run"),
     extension_page("batches/", f"{BATCHES}:batches", "batches"),
     extension_page("batches/<int:pk>/", f"{BATCHES}:batch", "batch"),
     extension_page("batches/<int:pk>/cancel/", f"{BATCHES}:cancel", "batch-cancel"),
@@ -50,8 +50,8 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", job_views.cancel, name="job-cancel"),
     path("jobs/<int:pk>/hold/", job_views.hold, name="job-hold"),
     path("jobs/<int:pk>/release/", job_views.release, name="job-release"),
-    path("jobs/<int:pk>/advice/", sooner.follow, name="job-follow"),
-    path("jobs/<int:pk>/request/", sooner.request_more, name="job-request"),
+    path("jobs/<int:pk>/advice/", views.follow, name="job-follow"),
+    path("jobs/<int:pk>/request/", views.request_more, name="job-request"),
     extension_page("models/", f"{MODELS}:models", "models"),
     # Not below models/, where it could be the name of a model.
     extension_page("add-model/", f"{MODELS}:add", "model-add"),

@@ -19,8 +19,8 @@ from django.test import Client
 from hypothesis import HealthCheck, settings
 
 from monitor.owners.probes import credentials as runtimes
-from scheduler.dispatch.steps import advice, preview
-from scheduler.jobs.lifecycle.rows import durations
+from scheduler.dispatch.steps import preview
+from scheduler.jobs.rows import durations
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
 
@@ -229,5 +229,5 @@ def _no_runtime_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def _nothing_foreseen() -> None:
     """A test must not see plans and figures of the test before."""
     preview.forget()
-    advice.forget()
+    preview.forget_advice()
     durations.calibration.forget()

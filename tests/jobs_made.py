@@ -10,10 +10,10 @@ from django.contrib.auth.models import User
 
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, AttemptUse, Job
-from scheduler.queue.sizing.policy import fingerprint
+from scheduler.queue.planner.sizing import fingerprint
 from scheduler.runner import files
 from tests.builders import GIB, NOW, gpu_uuid
 

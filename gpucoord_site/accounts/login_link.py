@@ -33,7 +33,7 @@ from monitor.models import ApiToken
 from monitor.owners import rows
 from monitor.pages.hub import LOGINS
 from monitor.runtime.rows.wakeups import wake
-from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_changes
 
 logger = logging.getLogger(__name__)
 # Values of Sec-Fetch-Site: the user typed or pasted the address, or came from a page of gpucoord.

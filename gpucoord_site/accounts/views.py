@@ -27,7 +27,7 @@ from gpucoord_site.accounts import sessions as account_sessions
 from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_of, scopes_text
 from monitor.models import Agent, ApiToken
 from monitor.owners import rows as tokens
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.jobs.rows import changes
 from scheduler.limits.quotas import pages as agent_pages
 from scheduler.limits.quotas import rows
 

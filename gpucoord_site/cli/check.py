@@ -29,7 +29,7 @@ from scheduler.execution import probes as capabilities_probe
 from scheduler.execution.engines.facts import EngineAway
 from scheduler.execution.engines.slurm import SlurmEngine, engine_of
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.runner.confine import caps, host_probe, limit_trials, locks
+from scheduler.runner.confine import caps, cgroups, limit_trials, locks
 
 
 @command(
@@ -262,15 +262,15 @@ def _migrations() -> Iterator[Finding]:
 
 def bounds(config: Config) -> Iterator[Finding]:
     """Cgroups, device filtering, GPU time caps, MPS and niceness."""
-    place = host_probe.find_parent()
+    place = cgroups.find_parent()
     trials = list(limit_trials.trials(place))
     for folder in place.folders:
         with suppress(OSError):
             os.rmdir(folder)  # noqa: PTH106
     capabilities = capabilities_probe.describe(
         place,
-        minors=len(host_probe.minors()),
-        mps=host_probe.mps_pipes(),
+        minors=len(cgroups.minors()),
+        mps=cgroups.mps_pipes(),
         locks=str(config.locks),
         policy=BoundsPolicy(),
     )

@@ -16,7 +16,7 @@ from gpucoord_site.cli import connection
 from gpucoord_site.cli.commands import Command, Parser, arg, command, complain, in_words
 from monitor.facts.input_rules import escaped
 from scheduler.facts.units import parse_bytes
-from scheduler.runner.confine import host_probe, locks
+from scheduler.runner.confine import cgroups, locks
 from scheduler.runner.confine.locks import HeldLocks, LockRefused
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _gpus(words: Sequence[str]) -> list[int] | None:
     gpus = {_gpu(part) for word in words for part in word.split(",") if part}
     if not gpus:
         raise ArgumentTypeError("say which GPU: gpucoord lock 0 -- python train.py")
-    here = len(host_probe.minors()) or MOST_GPUS
+    here = len(cgroups.minors()) or MOST_GPUS
     if (last := max(gpus)) >= here:
         raise ArgumentTypeError(f"there is no GPU {last} here; the last one is GPU {here - 1}")
     return sorted(gpus)

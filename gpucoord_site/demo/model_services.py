@@ -24,7 +24,7 @@ from scheduler.facts.language_models import (
     PromptType,
     Role,
 )
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import (
     Job,

@@ -26,7 +26,7 @@ from monitor.owners.policy import attribute
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Attempt, Job
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from scheduler.runner import files
 
 # Hours with a sample for each second; fewer of a large server, so that the demo starts soon.

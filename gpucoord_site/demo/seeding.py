@@ -36,12 +36,12 @@ from monitor.runtime.probes.processes import boot_id
 from reports.models import ReportSchedule
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement, YieldOptions
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.rows import transitions
-from scheduler.jobs.lifecycle.rows.changes import request_cancel, submit
+from scheduler.jobs.rows import transitions
+from scheduler.jobs.rows.changes import request_cancel, submit
 from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
 from scheduler.runner import files
 from scheduler.submission.batches import rows as batch_rows
-from scheduler.submission.idle_work import rows
+from scheduler.submission.idle_work import step
 from scheduler.submission.idle_work.policy import candidates
 
 GIB = 1024**3
@@ -284,7 +284,7 @@ def seed_idle_work(users: Mapping[str, User], home: Path, now: datetime) -> None
 def _seed_choices() -> None:
     """Some jobs of the past two hours came from the templates."""
     templates = list(IdleTemplate.objects.select_related("account").order_by("name"))
-    for_gpus = [row for row in templates if rows.gpus_of(row.request)]
+    for_gpus = [row for row in templates if step.gpus_of(row.request)]
     for row in for_gpus:
         over = Job.objects.filter(owner=row.account, outcome=Outcome.SUCCEEDED.value)
         for job in over.order_by("-id")[:JOBS_OF_TEMPLATE]:
@@ -298,6 +298,6 @@ def _seed_choices() -> None:
                 template=row.name,
                 job=job.pk,
                 seed=job.pk,
-                candidates=rows.candidates_row(candidates(rows.facts(for_gpus, at), at)),
+                candidates=step.candidates_row(candidates(step.facts(for_gpus, at), at)),
             )
             Job.objects.filter(pk=job.pk).update(idle_template=row.name, priority=1)

@@ -55,7 +55,7 @@ from monitor.runtime.probes.processes import ChildState, ServiceState, boot_id, 
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.policy import DiskPolicy
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.jobs.rows import changes
 from scheduler.models import Job
 from scheduler.runner.files import JOBS, attempt_folder
 from scheduler.submission.intake import steps

@@ -31,7 +31,7 @@ from reports.figures.policy.advice import ReportPolicy
 from scheduler.dispatch.inputs import PlanInputs, plan_policy
 from scheduler.facts.jobs import JobState, Requirement
 from scheduler.facts.plans import Slot, Slots
-from scheduler.jobs.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
+from scheduler.jobs.rows.durations import REQUIREMENT_COLUMNS, requirement
 from scheduler.limits.quotas.policy.quotas import count
 from scheduler.models import Job
 

@@ -28,14 +28,13 @@ from reports.capacity.policy.demand import (
 from reports.models import CapacityResult
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass
-from scheduler.jobs.lifecycle.rows.durations import Durations
-from scheduler.jobs.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
+from scheduler.jobs.rows.durations import REQUIREMENT_COLUMNS, Durations, requirement
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.quotas.rows import Quotas
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from scheduler.queue.planner.matching import version
 
 HOUR_S = 3600

@@ -46,7 +46,7 @@ from reports.figures.policy.jobs import JobWait, PastJob, Waiting
 from reports.figures.policy.ledger import ClaimPart, GpuPart, Span, Step, UseFact, UsePart, covered
 from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Batch, Job, ModelUse, YieldRequest
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 
 HOUR_S = 3600
 # A process is seen every few seconds; its row tells so a little later.

@@ -23,7 +23,7 @@ from reports.render import actions as rendering
 from reports.render.actions import MEDIA
 from reports.schedule import rows
 from reports.schedule import step as delivery
-from scheduler.jobs.notifications import rows as notifications
+from scheduler.jobs.notifications import step as notifications
 
 SHOWN = 100
 REFUSALS = (ReportRefused, ScopeNotFound, NotAllowed, ReportBusy)

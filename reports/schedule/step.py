@@ -40,7 +40,7 @@ from reports.render.actions import FORMATS, MEDIA, MailFrame, NoTypst, mail, mai
 from reports.render.wording import Cover
 from reports.schedule import policy, rows
 from reports.schedule.policy import INCIDENT_DAYS, REPORTED_AFTER, REQUESTED_DAYS, DeliveryPolicy
-from scheduler.jobs.notifications import rows as notifications
+from scheduler.jobs.notifications import step as notifications
 from scheduler.jobs.notifications.policy import Letter
 
 logger = logging.getLogger(__name__)
@@ -277,7 +277,7 @@ def _own(subscription: ReportSubscription, period: Period, now: datetime) -> Sto
         text=policy.shortened(text, _address(stored)),
         attachment=_attachment(stored),
     )
-    to = notifications.recipients([name])[name]
+    to = notifications.recipients_of([name])[name]
     notifications.store(letter, to, notifications.mail_channel(), now)
     return stored
 

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.records import ReadOnly
-from scheduler.admin.fields import FormsOfUser
+from scheduler.admin.records import FormsOfUser
 from scheduler.models import IdleChoice, IdleTemplate
 from scheduler.submission.idle_work import step
 

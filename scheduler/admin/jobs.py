@@ -20,8 +20,8 @@ from monitor.admin.records import ReadOnly
 from scheduler.facts.field_types import Group, JobField, Kind
 from scheduler.facts.job_fields import JOB_FIELDS, stored_fields
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_lines
+from scheduler.jobs.rows import changes as job_changes
 from scheduler.models import (
     Attempt,
     GpuHold,

@@ -16,10 +16,10 @@ from django.utils import timezone
 
 from monitor.admin.records import Forgettable, ReadOnly
 from monitor.gpus.rows import closures as gpu_closures
-from scheduler.admin.fields import FormsOfUser
+from scheduler.admin.records import FormsOfUser
 from scheduler.facts import model_fields as policy
 from scheduler.facts.model_fields import MODEL_FIELDS
-from scheduler.language_models.model_services import actions
+from scheduler.language_models.model_services import steps
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 
 # The form has fields of its own for these.
@@ -81,7 +81,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
         values = super().clean() or {}
         stored = ModelService.objects.filter(pk=self.instance.pk).first() or ModelService()
         if not self.errors:
-            for column, text in actions.problems(stored, self.columns(), self.person):
+            for column, text in steps.problems(stored, self.columns(), self.person):
                 self.add_error(column if column in self.fields else "command", text)
         return values
 
@@ -121,9 +121,9 @@ class ModelServiceAdmin(FormsOfUser):
     ) -> None:
         person, now = form.person, timezone.now()
         if change:
-            actions.change(ModelService.objects.get(pk=obj.pk), form.columns(), person, now)
+            steps.change(ModelService.objects.get(pk=obj.pk), form.columns(), person, now)
         else:
-            obj.pk = actions.create(form.columns(), person, now).pk
+            obj.pk = steps.create(form.columns(), person, now).pk
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Instances and hourly figures are deleted with their service; they are read-only alone."""
@@ -131,7 +131,7 @@ class ModelServiceAdmin(FormsOfUser):
         return [f"Model service: {service}" for service in objs], counts, set(), protected
 
     def delete_model(self, request: HttpRequest, obj: ModelService) -> None:
-        actions.remove(obj, cast(User, request.user), timezone.now())
+        steps.remove(obj, cast(User, request.user), timezone.now())
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ModelService]) -> None:
         for row in queryset:

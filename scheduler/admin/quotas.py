@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.admin.records import ReadOnly
-from scheduler.admin.fields import Size
+from scheduler.admin.records import Size
 from scheduler.facts.units import size
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.quotas import rows

@@ -11,11 +11,13 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.admin.records import Forgettable, ReadOnly
-from scheduler.admin.fields import Size
+from scheduler.facts.units import parse_bytes, size
+from scheduler.jobs import steps
 from scheduler.jobs.pages import forms as starting_points
 from scheduler.models import (
     AttemptUse,
@@ -41,8 +43,39 @@ from scheduler.models import (
     ThrottleState,
     WatchedDisk,
 )
-from scheduler.queue.sizing import policy, step
+from scheduler.queue.planner import sizing
 from scheduler.submission.scripts import rows
+
+
+class Size(forms.CharField):
+    """Bytes, as people write them: "80GiB"."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return size(value) if isinstance(value, int) else value
+
+    def to_python(self, value: Any) -> int | None:  # type: ignore[override]
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            return parse_bytes(text)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool(super().has_changed(self.prepare_value(initial), data))
+
+
+class FormsOfUser(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Its forms have the user who saves as `person`."""
+
+    def get_form(
+        self, request: HttpRequest, obj: Any = None, change: bool = False, **kw: Any
+    ) -> Any:
+        form: Any = super().get_form(request, obj, change, **kw)
+        # A class of this request alone: Django makes a new one each time.
+        form.person = request.user
+        return form
 
 
 @admin.register(HostCapability)
@@ -224,7 +257,7 @@ class AttemptUseAdmin(ReadOnly):
 
     @admin.display(description="use")
     def summary(self, row: AttemptUse) -> str:
-        return policy.efficiency(step.fact(row), row.attempt.job.gpu_memory_bytes) or "unknown"
+        return sizing.efficiency(steps.fact(row), row.attempt.job.gpu_memory_bytes) or "unknown"
 
 
 class PresetForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -15,8 +15,8 @@ from ninja.errors import HttpError
 from monitor import tasks
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows as runs
 from scheduler.disk import steps
+from scheduler.disk import steps as runs
 from scheduler.disk.policy import DiskLevel, DiskPolicy
 from scheduler.models import CleaningRun
 

@@ -14,7 +14,7 @@ from monitor.api import caller
 from monitor.incidents.actions import may_see_details
 from monitor.models import Incident
 from monitor.owners.policy import Viewer
-from scheduler.dispatch.steps.advice import earlier_starts
+from scheduler.dispatch.steps.preview import earlier_starts
 
 router = Router()
 

@@ -35,11 +35,11 @@ from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import FairShareAccounts
-from scheduler.jobs.lifecycle.rows import queue_facts
-from scheduler.jobs.lifecycle.rows.durations import Durations
-from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
+from scheduler.jobs.rows import durations
+from scheduler.jobs.rows.durations import Durations
+from scheduler.jobs.rows.relations import UnmetDependencies
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.policy import WindowPolicy
 from scheduler.models import EngineStatus, EngineTask
@@ -198,7 +198,7 @@ class PlanInputs:
         self._policy = policy
         self._isolation = isolation or ItemIsolation(host, "pages", reports=False)
         self.durations = Durations()
-        self._waiting = queue_facts.WaitingJobs(self.durations)
+        self._waiting = durations.WaitingJobs(self.durations)
         self._queue: QueueCache | None = None
         self._unmet = UnmetDependencies()
         self._accounts = FairShareAccounts()
@@ -245,12 +245,12 @@ class PlanInputs:
         self._queue = cached
         jobs = self.gate.of_queue(list(cached.jobs.values()), now)
         convert = self._isolation.converter(now)
-        jobs = queue_facts.with_waits(jobs, now, convert, self._unmet)
+        jobs = durations.with_waits(jobs, now, convert, self._unmet)
         return self.full_disks.with_blockers(jobs, now)
 
     def _followed(self, cached: QueueCache, mark: object, now: datetime) -> QueueCache:
         """The cached queue without the jobs that left it, and with new jobs."""
-        waiting = queue_facts.waiting_ids()
+        waiting = durations.waiting_ids()
         new = waiting - cached.jobs.keys()
         if len(new) > LONG:
             return QueueCache(self._jobs(now), mark, cached.at)
@@ -262,7 +262,7 @@ class PlanInputs:
         if ids is None:
             return self._waiting.read(converter)
         expect = self.durations.expect
-        return {job.id: job for job in queue_facts.queue(self.durations, ids, converter, expect)}
+        return {job.id: job for job in durations.queue(self.durations, ids, converter, expect)}
 
     def given(self, queue: list[QueuedJob], now: datetime) -> PlanInput:
         """The input to plan this queue.
@@ -273,7 +273,7 @@ class PlanInputs:
         windows_now = self.windows(now)
         rules = self._rules(now)
         converter = self._isolation.converter(now)
-        placed = queue_facts.placed(self.durations, converter, self.durations.expect)
+        placed = durations.placed(self.durations, converter, self.durations.expect)
         running = tuple(placed.get(self._host, ()))
         parts = running and any(w.kept and w.share_pct < 100 for w in windows_now)
         if parts or any(job.requirement.gpus for job in queue):

@@ -18,7 +18,7 @@ from monitor.facts.readings import HostFact
 from monitor.gpus.policy import hosts as host_policy
 from monitor.gpus.rows import hosts as host_rows
 from scheduler.execution.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
-from scheduler.jobs.lifecycle import probes as job_logs
+from scheduler.jobs import probes as job_logs
 from scheduler.limits.time_windows.policy import moment
 from scheduler.models import Attempt
 from scheduler.runner import files

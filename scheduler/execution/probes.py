@@ -14,8 +14,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from scheduler.execution.policy import PERIOD_S, BoundsPolicy
-from scheduler.jobs.lifecycle.probes import CHUNK, LogPiece
-from scheduler.runner.confine.host_probe import CgroupParent
+from scheduler.jobs.probes import CHUNK, LogPiece
+from scheduler.runner.confine.cgroups import CgroupParent
 
 KINDS = {"v1": "cgroup version 1", "v2": "cgroup version 2", "systemd": "a scope of systemd"}
 

@@ -1,6 +1,6 @@
 """Facts: why a job waits, by tier: the first reason in the lowest tier is the headline.
 
-A blocker holds a code and typed facts. Its sentences are in `scheduler.queue.blockers.wording`; no
+A blocker holds a code and typed facts. Its sentences are in `scheduler.queue.wording`; no
 code reads facts back from a sentence.
 """
 

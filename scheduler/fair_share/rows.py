@@ -20,7 +20,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Capacity, UserAccount
 from scheduler.facts.plans import RunningJob
-from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.rows import durations
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import charging, quotas
 from scheduler.limits.quotas.policy.quotas import CATCH_UP, QuotaPolicy
@@ -260,7 +260,7 @@ def running_jobs(
     """
     capacity, charged_at = snapshot.capacity, min(now, snapshot.charged_at)
     if placed is None:
-        placed = chain(*queue_facts.placed(no_run_time).values())
+        placed = chain(*durations.placed(no_run_time).values())
     totals: dict[str, Running] = {}
     for job in placed:
         part = quotas.held(job.requirement, capacity.gpu_bytes)

@@ -18,21 +18,21 @@ from ninja.responses import Status
 from monitor.api import InvalidInput, Moment, caller
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
-from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview, yields
+from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.pages import LOG_ANSWER, elsewhere, not_read
 from scheduler.execution.probes import Unreachable
 from scheduler.facts.field_types import LONGEST_NAME
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle import probes as job_logs
-from scheduler.jobs.lifecycle.probes import LogPiece
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import relations
-from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs import probes as job_logs
+from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.probes import LogPiece
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import relations
 from scheduler.models import Attempt, Job
-from scheduler.queue.blockers.policy import addressed
+from scheduler.queue.planner.blockers import addressed
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions
 from scheduler.submission.intake import steps
@@ -177,7 +177,7 @@ def list_jobs(
     jobs = list(page[offset : offset + limit + 1])
     more = len(jobs) > limit
     return {
-        "jobs": job_views.lines(jobs[:limit]),
+        "jobs": job_views.line_bodies(jobs[:limit]),
         "total": total,
         "next": _next(request, jobs[limit - 1].pk) if more else None,
     }
@@ -209,7 +209,7 @@ def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
     job, now, viewer = _job(job_id), timezone.now(), caller(request).username
     text = addressed(job_lines.verdict(job_lines.lines([job])[0]), viewer)
     helps = job_views.advice(
-        job_advice.of(job, now, settings.TIME_ZONE), viewer, now, settings.TIME_ZONE
+        job_advice.advice_of(job, now, settings.TIME_ZONE), viewer, now, settings.TIME_ZONE
     )
     body = job_views.why(job, preview.of(job, now), viewer)
     return body | {"text": text, "advice": helps["advice"]}
@@ -228,7 +228,7 @@ def advice(request: HttpRequest, job_id: int) -> dict[str, Any]:
     jobs, fewer changes are tried.
     """
     job, now = _job(job_id), timezone.now()
-    answer = job_advice.of(job, now, settings.TIME_ZONE)
+    answer = job_advice.advice_of(job, now, settings.TIME_ZONE)
     return job_views.advice(answer, caller(request).username, now, settings.TIME_ZONE)
 
 

@@ -3,9 +3,17 @@ from __future__ import annotations
 from scheduler.models.attempts import (
     Attempt,
     AttemptUse,
+    CleaningRun,
     EngineStatus,
     EngineTask,
     GpuHold,
+    HostCapability,
+    HostForecast,
+    LockRefusal,
+    ModeState,
+    PlanVersion,
+    ThrottleState,
+    WatchedDisk,
     YieldRequest,
 )
 from scheduler.models.batches import (
@@ -15,16 +23,6 @@ from scheduler.models.batches import (
     IdleChoice,
     IdleTemplate,
     ScriptDefinition,
-)
-from scheduler.models.hosts import (
-    CleaningRun,
-    HostCapability,
-    HostForecast,
-    LockRefusal,
-    ModeState,
-    PlanVersion,
-    ThrottleState,
-    WatchedDisk,
 )
 from scheduler.models.jobs import (
     BrowserNotice,

@@ -4,8 +4,7 @@ from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
-from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
-from scheduler.facts.scripts import GpuUse, TaskType
+from scheduler.facts.scripts import Approval, BatchState, ExclusiveStep, GpuUse, ItemState, TaskType
 from scheduler.models.jobs import EMPTY
 
 # A build without this column writes it into it.
@@ -204,7 +203,7 @@ class BatchItem(models.Model):
 
 
 class IdleTemplate(models.Model):
-    """Background work for idle GPUs: scheduler.facts.batches.TemplateFact.
+    """Background work for idle GPUs: scheduler.facts.scripts.TemplateFact.
 
     request: the fields of each job, as in POST /api/jobs/, with a command or a script.
     signals: {name: {"value": number, "at": time}}.
@@ -245,7 +244,7 @@ class IdleTemplate(models.Model):
 
 
 class IdleChoice(models.Model):
-    """Why an idle GPU got a job of a template. candidates: of scheduler.facts.batches."""
+    """Why an idle GPU got a job of a template. candidates: of scheduler.facts.scripts."""
 
     at = models.DateTimeField(db_index=True)
     host = models.CharField(max_length=100)

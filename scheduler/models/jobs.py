@@ -11,7 +11,7 @@ EMPTY = models.Value({}, models.JSONField())
 
 
 def conditional() -> models.Q:
-    """Jobs that may wait for another reason than a free GPU (see `lifecycle/policy.py`)."""
+    """Jobs that may wait for another reason than a free GPU (see `jobs/policy.py`)."""
     return (
         ~models.Q(held="")
         | models.Q(begin_at__isnull=False)
@@ -128,7 +128,7 @@ class Job(models.Model):
     blockers = models.JSONField(default=list, blank=True)
     blockers_at = models.DateTimeField(null=True, blank=True)
     # Its main blocker over time, "EPOCH_SECONDS CODE;" for each change, the newest of them.
-    # scheduler.queue.blockers.policy reads it.
+    # scheduler.queue.planner.blockers reads it.
     blocker_log = models.TextField(blank=True, default="")
     # Why it is held until a user releases it; "" = it is not held.
     held = models.TextField(blank=True)

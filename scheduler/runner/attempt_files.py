@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 from monitor.runtime.probes.processes import boot_id, is_alive
 from scheduler.runner import files, process_tree
 from scheduler.runner.confine import confinement
+from scheduler.runner.files import YieldRequestFile
 from scheduler.runner.spec import Claimed, Result, Spec, Started
-from scheduler.runner.yield_files import YieldRequestFile
 
 
 class _Reported(Protocol):

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from scheduler.runner import attempt_files, files, process_tree
+from scheduler.runner.files import YieldRequestFile
 from scheduler.runner.guardian import PR_SET_CHILD_SUBREAPER, RunnerState, fork_runner
 from scheduler.runner.run import EngineEnvironment, detach, run, take_over
-from scheduler.runner.yield_files import YieldRequestFile
 
 # Variables by which Slurm says which GPUs the job has; everything of Slurm itself is passed on too.
 OF_ENGINE = (

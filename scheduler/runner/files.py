@@ -16,11 +16,18 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import stat
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from scheduler.runner import process_tree
+from scheduler.runner.process_tree import ProcessInfo
+from scheduler.runner.spec import Spec
 
 JOBS = "jobs"
 SPEC = "spec.json"
@@ -254,3 +261,38 @@ def copy(handle: int, target: Path, longest_s: float = LONGEST_S) -> None:
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip()[-LONGEST_TEXT:]
         raise CopyFailed(f"rsync ended with {done.returncode}: {text or 'no message'}")
+
+
+# The file that tells a job that it is to leave, or to save its work.
+
+
+READABLE = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class YieldRequestFile:
+    """Why a job is to leave its GPUs, and when it is killed (seconds since 1970)."""
+
+    reason: str
+    deadline: float
+    withdrawn: bool = False
+
+    @property
+    def for_job(self) -> dict[str, Any]:
+        return {"reason": self.reason, "deadline": self.deadline}
+
+
+def notify_job(
+    request: YieldRequestFile, spec: Spec, processes: Callable[[], list[ProcessInfo]]
+) -> None:
+    """Notify the job: write the file, then send the declared signal to processes that handle it."""
+    path = Path(spec.yield_file)
+    if not spec.yield_file or read_json(path) == request.for_job:
+        return
+    # The job may run as another account; it sees the whole file or none.
+    write_json(path, request.for_job, READABLE)
+    if spec.yield_signal:
+        number = signal.Signals[spec.yield_signal]
+        for process in processes():
+            if process_tree.handles_signal(process.pid, number):
+                process_tree.signal_one(process.pid, process.start_ticks, number)

@@ -19,11 +19,11 @@ from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.owners.rows import look_of
 from monitor.runtime.rows.extensions import parts
 from monitor.templatetags.monitor_tags import user_colour, with_times
+from scheduler.charts import Band, Bar, BarKind, Span, joined
 from scheduler.facts.language_models import DayUse
 from scheduler.jobs.pages import forms
-from scheduler.jobs.timeline.charts import Band, Bar, BarKind, Span, joined
 from scheduler.limits.quotas.pages import QuotaFigure, decided_elsewhere
-from scheduler.queue.blockers.policy import addressed
+from scheduler.queue.planner.blockers import addressed
 
 register = template.Library()
 register.filter(part)

@@ -12,7 +12,7 @@ from enum import Enum
 
 from monitor.facts.formats import duration
 from monitor.facts.thresholds import threshold
-from scheduler.queue.sizing.policy import GpuMinute
+from scheduler.queue.planner.sizing import GpuMinute
 
 # A minute with less measured time is unknown.
 LEAST_COVERAGE = 0.8

@@ -11,9 +11,9 @@ from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.jobs import steps as sizing_rows
+from scheduler.jobs.rows import changes
 from scheduler.models import Attempt, Job
-from scheduler.queue.sizing import step as sizing_rows
 from scheduler.terminals.policy import BUSY_PCT, InteractivePolicy, Step, decide, used_at, warning
 
 ENDED_BY = "gpucoord (idle GPU)"

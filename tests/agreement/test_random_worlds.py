@@ -24,7 +24,7 @@ from monitor.pages import metrics as collector
 from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import preview
-from scheduler.jobs.timeline import pages as timeline
+from scheduler.jobs.pages import timeline
 from scheduler.models import Job
 from tests.agreement import worlds
 from tests.builders import GIB

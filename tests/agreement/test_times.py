@@ -19,14 +19,14 @@ from gpucoord_site.cli import jobs as jobs_command
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.pages.metrics import Families
 from scheduler import metrics
-from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
-from scheduler.jobs.timeline import pages as timeline
+from scheduler.jobs.pages import timeline
 from scheduler.models import Job
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from scheduler.queue.planner.plan import plan
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, process, snapshot
@@ -143,7 +143,7 @@ def _waiting(owner: User, data: Path, case: str) -> Job:
         begins = LATER + timedelta(minutes=5)
         job = jobs_made.waiting(owner, requirement=ALONE, begin_at=begins)
     preview.forget()
-    job_advice.forget()
+    job_advice.forget_advice()
     given = preview.plan_input("gpubox", LATER)
     made = plan(given.queue, given.slots, given.policy, LATER, given.rules)
     Job.objects.filter(pk=job.pk).update(

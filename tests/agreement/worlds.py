@@ -12,15 +12,15 @@ from django.db import transaction
 
 from monitor.facts.readings import ProcessReading
 from monitor.gpus.rows import snapshot as snapshots
-from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Requirement
 from scheduler.facts.plans import Plan
-from scheduler.jobs.timeline import pages as timeline
+from scheduler.jobs.pages import timeline
 from scheduler.models import HostCapacity, Job, Quota, TimeWindow, UsageShare
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from scheduler.queue.planner.plan import plan
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

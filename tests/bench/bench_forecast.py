@@ -11,8 +11,7 @@ from datetime import timedelta
 
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.queue.planner.forecast.advice import AdviceFacts, World, advise
-from scheduler.queue.planner.forecast.forecast import forecast, what_if
+from scheduler.queue.planner.forecasts import AdviceFacts, World, advise, forecast, what_if
 from scheduler.queue.planner.gates import PlannerThresholds
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 

@@ -45,7 +45,7 @@ def fill() -> None:
     from monitor.gpus.sampling.step import Sampler
     from monitor.models import Lease
     from scheduler.facts.jobs import NewJob
-    from scheduler.jobs.lifecycle.rows import changes as job_queue
+    from scheduler.jobs.rows import changes as job_queue
     from tests.jobs_made import finished
 
     now, node = timezone.now(), settings.CONFIG.node

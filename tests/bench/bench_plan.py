@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
-from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.forecasts import forecast
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, slot
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from scheduler.execution.policy import Progress, run_time
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.queue.planner.forecast.classes import (
+from scheduler.queue.planner.forecast_classes import (
     Z90,
     EndedJob,
     History,
@@ -35,11 +35,11 @@ from scheduler.queue.planner.forecast.classes import (
     expected_end,
     history,
 )
-from scheduler.queue.planner.forecast.forecast import QUEUE_PARTS, Estimate, forecast
-from scheduler.queue.planner.forecast.simulation import LEAVES_AFTER, Simulation
+from scheduler.queue.planner.forecasts import QUEUE_PARTS, Estimate, forecast
 from scheduler.queue.planner.gates import PlannerThresholds
 from scheduler.queue.planner.plan import place, plan
 from scheduler.queue.planner.preemption import KEEP_FREED
+from scheduler.queue.planner.simulation import LEAVES_AFTER, Simulation
 from tests.builders import NOW, gpu_uuid, slot
 
 GPUS = 9

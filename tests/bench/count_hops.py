@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from django.test import Client
 
-    from scheduler.execution.tasks import SchedulerPass
+    from scheduler.dispatch.tasks import SchedulerPass
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ("gpucoord_site", "monitor", "scheduler", "reports")
@@ -41,7 +41,7 @@ PATIENCE_S = 30.0
 RUNNER_PROGRAM = """
 import os, sys
 sys.path.append(sys.argv[1])
-from scheduler.runner import pool
+from scheduler.runner import run as pool
 seen = set()
 def note(frame, event, arg):
     path = frame.f_code.co_filename
@@ -51,7 +51,7 @@ def note(frame, event, arg):
         os.write(log, path.encode() + b"\\n")
         os.close(log)
 sys.setprofile(note)
-pool.serve(int(sys.argv[2]))
+run.serve(int(sys.argv[2]))
 """
 
 
@@ -115,7 +115,7 @@ def _count(log: Path) -> dict[str, set[str]]:
     from django.utils import timezone
 
     from monitor.gpus.rows import snapshot as snapshots
-    from scheduler.execution import tasks
+    from scheduler.dispatch import tasks
     from scheduler.runner import launch
     from tests.builders import snapshot
 
@@ -125,7 +125,7 @@ def _count(log: Path) -> dict[str, set[str]]:
         User.objects.create_user("nobody"), "django.contrib.auth.backends.ModelBackend"
     )
     snapshots.record(snapshot(GPUS, at=timezone.now()))
-    scheduler_pass = tasks.build(transaction.atomic)
+    scheduler_pass = tasks.build_scheduler(transaction.atomic)
     scheduler_pass.open()
     try:
         client.get(f"/jobs/{_run(client, scheduler_pass, set())}/")
@@ -162,7 +162,7 @@ def _run(client: Client, scheduler_pass: SchedulerPass, modules: set[str]) -> in
     from django.utils import timezone
 
     from monitor.gpus.rows import snapshot as snapshots
-    from scheduler.jobs.live import consumers
+    from scheduler.jobs import consumers
     from scheduler.models import Job
     from tests.builders import snapshot
 

@@ -17,7 +17,7 @@ from gpucoord_site.cli.mcp_server import Tools
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent
 from monitor.owners import rows
-from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.rows import durations
 from scheduler.models import IdleTemplate, Job, JobPreset, Quota, ScriptDefinition
 from scheduler.submission.batches import actions as batches
 from scheduler.submission.batches.step import BatchStep
@@ -179,7 +179,7 @@ def test_no_field_makes_a_job_of_an_agent_keep_its_gpu(agent: Agent) -> None:
     assert answer.status_code == 201, answer.content
     job = Job.objects.get()
     assert (job.preemptible, job.grace_s, job.priority, job.time_limit_s) == (True, None, 1, 3600)
-    assert [each.priority for each in queue_facts.queue(lambda *_: None)] == [1]
+    assert [each.priority for each in durations.queue(lambda *_: None)] == [1]
 
 
 @pytest.mark.parametrize("fields", [{"priority": 4}, {"gpus": 1, "time_limit": "2h"}])

@@ -19,7 +19,7 @@ from monitor.gpus.sampling.probes.host import Identities
 from monitor.models import Agent, Event
 from monitor.pages.rendering import DASHBOARD, PROCESSES, Renderer
 from scheduler.execution import policy as progress
-from scheduler.jobs.lifecycle.probes import Decoder
+from scheduler.jobs.probes import Decoder
 from scheduler.models import Job, JobPreset
 from scheduler.submission.batches import actions as batches
 from tests import jobs_made

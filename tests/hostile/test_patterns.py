@@ -36,21 +36,21 @@ MADE = {
     ),
     ("monitor/incidents/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",
     (
-        "scheduler/queue/blockers/policy.py",
+        "scheduler/queue/planner/blockers.py",
         "f'(^|[.!?] ){name}(?= or an operator must)'",
     ): (r"(^|[.!?] )alice(?= or an operator must)"),
     (
-        "scheduler/queue/blockers/policy.py",
+        "scheduler/queue/planner/blockers.py",
         "f'(^|[.!?] ){name} holds it(?= until it is released)'",
     ): r"(^|[.!?] )alice holds it(?= until it is released)",
-    ("scheduler/queue/blockers/policy.py", "f'(^|[.!?] ){possessive}'"): (
+    ("scheduler/queue/planner/blockers.py", "f'(^|[.!?] ){possessive}'"): (
         r"(^|[.!?] )alice(?:'s|’s)"
     ),
-    ("scheduler/queue/blockers/policy.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
+    ("scheduler/queue/planner/blockers.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
         r"(?<![\w@.+-])alice(?:'s|’s)"
     ),
     (
-        "scheduler/queue/blockers/policy.py",
+        "scheduler/queue/planner/blockers.py",
         "f'(?<![\\\\w.]){re.escape(value)}(?![\\\\w]|\\\\.\\\\d)'",
     ): r"(?<![\w.])40\ GiB(?![\w]|\.\d)",
 }

@@ -15,7 +15,7 @@ from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption
 from scheduler.limits.throttle.policy.throttle import Mode
-from scheduler.limits.throttle.rows import override
+from scheduler.limits.throttle.step import override
 from scheduler.models import Job, ModeState
 from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot

@@ -12,7 +12,7 @@ from django.utils import timezone
 from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event, ProcessHour
 from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, AttemptUse, Job, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

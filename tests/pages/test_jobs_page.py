@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from scheduler.dispatch.steps import preview
-from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_changes
 from scheduler.models import Batch, BatchItem, Job, SavedView
-from scheduler.queue.planner.forecast.forecast import Estimate
+from scheduler.queue.planner.forecasts import Estimate
 from tests import jobs_made
 from tests.builders import NOW
 

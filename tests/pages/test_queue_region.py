@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.template.loader import render_to_string
 
 from monitor.gpus.rows import snapshot as snapshots
-from scheduler.jobs.live import regions
+from scheduler.jobs.pages import table
 from scheduler.models import Batch, BatchItem, Job
 from tests import jobs_made
 from tests.builders import NOW, snapshot
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
 
 def shown() -> str:
-    return render_to_string("scheduler/_queue.html", {**regions.load(NOW), "now": NOW})
+    return render_to_string("scheduler/_queue.html", {**table.load(NOW), "now": NOW})
 
 
 def test_an_empty_queue_says_what_to_do() -> None:
@@ -42,11 +42,11 @@ def test_what_runs_comes_first_then_the_queue_in_its_order(alice: User, bob: Use
     late, urgent = jobs_made.waiting(alice), jobs_made.waiting(bob, priority=5)
     runs = jobs_made.running(alice)
 
-    queue = regions.load(NOW)["queue"]
+    queue = table.load(NOW)["queue"]
 
     assert [line.id for line in queue.lines] == [runs.pk, urgent.pk, late.pk]
     assert queue.running == 1
-    assert regions.load(NOW)["waiting_jobs"] == 2
+    assert table.load(NOW)["waiting_jobs"] == 2
 
 
 def test_the_longest_running_job_is_first_so_that_a_new_one_moves_none(
@@ -56,7 +56,7 @@ def test_the_longest_running_job_is_first_so_that_a_new_one_moves_none(
     urgent = jobs_made.running(bob, priority=5)
     Job.objects.filter(pk=old.pk).update(started_at=NOW - timedelta(hours=1))
 
-    assert [line.id for line in regions.load(NOW)["queue"].lines] == [old.pk, urgent.pk]
+    assert [line.id for line in table.load(NOW)["queue"].lines] == [old.pk, urgent.pk]
 
 
 def test_a_running_batch_is_one_line_with_its_progress(alice: User) -> None:
@@ -66,7 +66,7 @@ def test_a_running_batch_is_one_line_with_its_progress(alice: User) -> None:
     )
     BatchItem.objects.create(batch=batch, index=0, input="a", job=item)
 
-    queue = regions.load(NOW)["queue"]
+    queue = table.load(NOW)["queue"]
     [group] = queue.groups
     html = shown()
 
@@ -81,33 +81,33 @@ def test_an_array_is_one_line_while_a_job_of_it_is_open(alice: User) -> None:
     ended = jobs_made.finished(alice, "failed")
     array = Job.objects.filter(pk__in=[first.pk, second.pk, ended.pk])
     array.update(array=first.pk)
-    queue = regions.load(NOW)["queue"]
+    queue = table.load(NOW)["queue"]
 
     assert queue.lines == ()
     assert [(g.name, g.ended, g.total, g.failed) for g in queue.groups] == [("sweep", 1, 3, 1)]
     array.update(state="finished", outcome="succeeded", ended_at=NOW)
-    assert regions.load(NOW)["queue"].groups == ()
+    assert table.load(NOW)["queue"].groups == ()
 
 
 def test_work_beyond_the_first_lines_is_shown_to_its_owner_only(alice: User, bob: User) -> None:
-    for _ in range(regions.MOST_LINES + 1):
+    for _ in range(table.MOST_LINES + 1):
         jobs_made.waiting(alice)
-    late = [jobs_made.waiting(bob).pk for _ in range(regions.OWN_LINES + 1)]
+    late = [jobs_made.waiting(bob).pk for _ in range(table.OWN_LINES + 1)]
 
-    queue = regions.load(NOW)["queue"]
+    queue = table.load(NOW)["queue"]
 
-    assert len(queue.lines) == regions.MOST_LINES
+    assert len(queue.lines) == table.MOST_LINES
     assert [line.id for line in queue.own] == late[:-1]
-    assert shown().count('data-owners="bob" class="only-own"') == regions.OWN_LINES
+    assert shown().count('data-owners="bob" class="only-own"') == table.OWN_LINES
 
 
 def test_its_version_changes_when_a_job_does(alice: User) -> None:
     job = jobs_made.waiting(alice)
-    before = regions.load(NOW)
-    assert regions.load(NOW) == before
+    before = table.load(NOW)
+    assert table.load(NOW) == before
 
     Job.objects.filter(pk=job.pk).update(blockers=[{"code": "X", "text": "Wait."}])
-    assert regions.load(NOW) != before
+    assert table.load(NOW) != before
 
 
 def test_it_shows_no_commands(alice: User) -> None:
@@ -121,4 +121,4 @@ def test_it_is_cheap(alice: User, django_assert_max_num_queries: Callable[[int],
         jobs_made.running(alice)
 
     with django_assert_max_num_queries(6):  # type: ignore[attr-defined]
-        regions.load(NOW)
+        table.load(NOW)

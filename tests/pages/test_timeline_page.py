@@ -13,11 +13,11 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Agent
 from monitor.pages.rendering import REGION_PREFIX, Renderer
+from scheduler.charts import Bar, BarKind, Span
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Window
-from scheduler.jobs.timeline import pages
-from scheduler.jobs.timeline.charts import Bar, BarKind, Span
+from scheduler.jobs.pages import timeline
 from scheduler.templatetags.job_tags import timeline_label
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid
@@ -31,10 +31,10 @@ TOPIC = f"{REGION_PREFIX}timeline"
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Readings of the tests are as old as NOW."""
     monkeypatch.setattr(timezone, "now", lambda: LATER)
-    pages.forget()
+    timeline.forget()
     preview.forget()
     yield
-    pages.forget()
+    timeline.forget()
     preview.forget()
 
 
@@ -93,7 +93,7 @@ def test_only_the_row_of_a_changed_gpu_is_sent_again(
     renderer = Renderer()
     first = renderer.whole((), [TOPIC], LATER)
     jobs_made.running(alice, on=(2,))
-    pages.forget()
+    timeline.forget()
     second = renderer.whole((), [TOPIC], LATER)
 
     changed = second.boards[TOPIC].newer_than(first.n)
@@ -107,7 +107,7 @@ def test_pages_that_do_not_show_it_do_not_load_it(
 ) -> None:
     seen(1)
     loaded = []
-    monkeypatch.setattr(pages, "_shown", loaded.append)
+    monkeypatch.setattr(timeline, "_shown", loaded.append)
     renderer = Renderer()
     renderer.whole(snapshots.newest_all(), ["processes"], NOW)
 
@@ -119,7 +119,7 @@ def test_a_waiting_job_is_expected_where_the_forecast_puts_it(
 ) -> None:
     seen(1)
     waits = jobs_made.waiting(alice, at=LATER)
-    [row] = pages.build(LATER).rows
+    [row] = timeline.build(LATER).rows
 
     [bar] = [bar for bar, _ in row.bars if bar.job == waits.pk]
     assert (bar.state, bar.owner) == ("expected", "alice")
@@ -145,7 +145,7 @@ def test_a_time_window_is_a_band(
         start=time(0), end=time(0), zone="UTC",
     )  # fmt: skip
     monkeypatch.setattr("scheduler.limits.time_windows.rows.approved", lambda *_: (window,))
-    [row] = pages.build(LATER).rows
+    [row] = timeline.build(LATER).rows
 
     assert {band.holder for band in row.bands} == {"alice"}
 
@@ -154,7 +154,7 @@ def test_of_many_gpus_only_bars_with_room_have_a_name(
     alice: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
 ) -> None:
     def names(gpus: int) -> int:
-        pages.forget()
+        timeline.forget()
         seen(gpus)
         return as_user(alice).get("/timeline/").text.count('class="tl-label ')
 
@@ -162,7 +162,7 @@ def test_of_many_gpus_only_bars_with_room_have_a_name(
 
     # It runs for two seconds.
     assert names(2) == 1
-    assert names(pages.MANY_GPUS + 1) == 0
+    assert names(timeline.MANY_GPUS + 1) == 0
 
 
 def test_the_page_of_a_waiting_job_tells_who_ends_when_on_the_gpus_it_could_use(
@@ -175,7 +175,7 @@ def test_the_page_of_a_waiting_job_tells_who_ends_when_on_the_gpus_it_could_use(
     known.attempts.update(ends_p50_at=ends_at, ends_p90_at=ends_at)
     wanted = Requirement(gpu_uuid=gpu_uuid(0))
     waits = jobs_made.waiting(alice, at=LATER, requirement=wanted)
-    loaded = pages.of_waiting(waits, LATER)
+    loaded = timeline.of_waiting(waits, LATER)
     html = as_user(alice).get(f"/jobs/{waits.pk}/").text
 
     assert [on.free_at for on in loaded["occupied"]] == [ends_at.timestamp()]
@@ -190,7 +190,7 @@ def test_an_end_that_is_unknown_is_no_time_for_a_waiting_job(
     jobs_made.running(bob, on=(0,))
     waits = jobs_made.waiting(alice, at=LATER)
 
-    [on] = pages.of_waiting(waits, LATER)["occupied"]
+    [on] = timeline.of_waiting(waits, LATER)["occupied"]
     assert on.free_at == inf
 
 

@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Incident
-from scheduler.dispatch.steps.advice import earlier_starts
+from scheduler.dispatch.steps.preview import earlier_starts
 from scheduler.facts.jobs import Requirement
 from scheduler.models import Job
-from scheduler.queue.planner.forecast import forecast
+from scheduler.queue.planner import forecasts
 from tests import jobs_made
 from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 from tests.pages.test_incidents_page import made
@@ -74,7 +74,7 @@ def test_the_forecast_is_made_once_for_several_viewers(
 ) -> None:
     incident, job, now = full_gpu(), waiting(bob), timezone.now()
     earlier_starts(incident, now)
-    monkeypatch.setattr(forecast, "forecast", None)
+    monkeypatch.setattr(forecasts, "forecast", None)
 
     (start,) = earlier_starts(incident, now + timedelta(seconds=4)) or []
 

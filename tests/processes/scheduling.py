@@ -15,9 +15,9 @@ from django.utils import timezone
 
 from monitor.runtime.policy import Guard, Step
 from monitor.runtime.rows.wakeups import Listener
-from scheduler.execution import tasks as scheduler_pass
+from scheduler.dispatch import tasks as scheduler_pass
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from tests.pace import Stopwatch
@@ -37,7 +37,7 @@ class Scheduler:
         self._pass = self._open()
 
     def _open(self) -> Step:
-        made = scheduler_pass.build(self._guard)
+        made = scheduler_pass.build_scheduler(self._guard)
         made.open()
         return made
 

@@ -14,7 +14,7 @@ from django.contrib.auth.models import User  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from scheduler.facts.jobs import NewJob, Requirement  # noqa: E402
-from scheduler.jobs.lifecycle.rows import changes as job_queue  # noqa: E402
+from scheduler.jobs.rows import changes as job_queue  # noqa: E402
 
 owner = User.objects.get(is_superuser=True)
 new = NewJob(command=sys.argv[1], requirement=Requirement(gpus=0))

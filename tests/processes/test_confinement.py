@@ -16,9 +16,8 @@ from django.utils import timezone
 
 from monitor.gpus.sampling.probes.simulated import SimulatedProbe, is_paused
 from scheduler.runner import attempt_files
-from scheduler.runner.confine import host_probe, landlock, limit_trials, locks
-from scheduler.runner.confine.cgroups import Cgroup
-from scheduler.runner.confine.host_probe import CgroupParent
+from scheduler.runner.confine import cgroups, landlock, limit_trials, locks
+from scheduler.runner.confine.cgroups import Cgroup, CgroupParent
 from scheduler.runner.confine.locks import HeldLocks
 from tests.builders import claim
 from tests.pace import Stopwatch
@@ -31,7 +30,7 @@ SPIN = "i=0; while :; do i=$((i+1)); done"
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[CgroupParent]:
-    parent = host_probe.find_parent()
+    parent = cgroups.find_parent()
     if not parent.kind:
         pytest.skip(f"no cgroup can be made here: {parent.problem}")
     yield parent
@@ -303,10 +302,10 @@ def test_folders_in_which_nobody_is_are_removed_and_others_stay(
     for left in (mine, theirs):
         left.make()
 
-    host_probe.remove_stale(place, 5, time.time())
+    cgroups.remove_stale(place, 5, time.time())
 
     assert not any(folder.exists() for folder in mine.folders)
     assert all(folder.exists() for folder in theirs.folders)
     assert all(Path(f, "5-job-1-1").exists() for f in place.folders)
-    host_probe.remove_stale(place, 5, time.time() + 2 * host_probe.FORGOTTEN_S)
+    cgroups.remove_stale(place, 5, time.time() + 2 * cgroups.FORGOTTEN_S)
     assert not any(folder.exists() for folder in theirs.folders)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.runner import launch
-from scheduler.runner.confine import host_probe
+from scheduler.runner.confine import cgroups
 from scheduler.runner.confine.cgroups import Cgroup
 
 pytestmark = pytest.mark.processes
@@ -55,7 +55,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def parents() -> tuple[str, ...]:
-    parent = host_probe.find_parent()
+    parent = cgroups.find_parent()
     if not parent.folders:
         pytest.skip(f"no cgroup can be made here: {parent.problem}")
     return parent.folders

@@ -17,7 +17,7 @@ from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim, Event, HostSample
 from monitor.runtime.rows.leases import LeaseLost
 from scheduler.facts.jobs import Requirement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import accounts, attempt_files, files, process_tree
 from tests.builders import GIB, gpu_uuid, host, snapshot

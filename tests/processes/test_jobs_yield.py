@@ -20,7 +20,7 @@ from monitor.models import Event, PolicyValues
 from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.facts.plans import Yield
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.runner import attempt_files, process_tree
 from tests.builders import host, snapshot

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.execution.engines.facts import TaskState, Ticket
-from scheduler.execution.engines.local import UNCHANGED, LocalEngine, LocalRef
+from scheduler.execution.steps.executor import UNCHANGED, LocalEngine, LocalRef
 from scheduler.runner import accounts, attempt_files, files, process_tree
 from scheduler.runner.spec import Spec
 from tests.processes.attempts import wait_for

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.runner import attempt_files
-from scheduler.runner.yield_files import YieldRequestFile
+from scheduler.runner.files import YieldRequestFile
 from tests.processes.attempts import NONCE, RunningAttempt, wait_for
 
 pytestmark = pytest.mark.processes

@@ -15,7 +15,7 @@ from monitor.gpus.rows import snapshot as monitor_store
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.specs import ConfinementLimits
 from scheduler.facts.jobs import Requirement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import process_tree
 from scheduler.runner.confine import locks

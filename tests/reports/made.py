@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from monitor.models import Gpu, GpuHour, ProcessHour, ProcessUse
 from monitor.usage.rows import rollups
 from scheduler.models import Job, Quota
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from tests.builders import GIB, gpu_uuid
 from tests.jobs_made import waiting
 from tests.monitor.past import NOTHING, gpu_row, process_use

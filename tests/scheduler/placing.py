@@ -13,9 +13,9 @@ from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import Holder, Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
 from scheduler.facts.units import parse_bytes
-from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner.placement import after_placement
 from scheduler.queue.planner.plan import plan
+from scheduler.queue.wording import text
 from tests.builders import NOW, queued_job, slot
 
 

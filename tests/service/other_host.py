@@ -17,7 +17,7 @@ def main() -> None:
     from django.utils import timezone
 
     from scheduler.facts.jobs import NewJob, Requirement
-    from scheduler.jobs.lifecycle.rows.changes import submit
+    from scheduler.jobs.rows.changes import submit
     from scheduler.models import Attempt
     from tests.pace import PaceLog
 

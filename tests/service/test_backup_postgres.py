@@ -34,7 +34,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 from monitor.models import Gpu, GpuMinute, LatestSnapshot
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows.changes import submit
+from scheduler.jobs.rows.changes import submit
 from scheduler.models import Job
 now = timezone.now()
 user = User.objects.create_superuser("adä", password="x")
@@ -57,7 +57,7 @@ from django.apps import apps
 from django.contrib.auth.models import User
 from django.utils import timezone
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows.changes import submit
+from scheduler.jobs.rows.changes import submit
 def text(row):
     # jsonb keeps no order of keys.
     return json.dumps(row, default=str, sort_keys=True)

@@ -14,7 +14,7 @@ from gpucoord_site.cli.check_machine import Finding, Level, as_json, as_text, fa
 from gpucoord_site.config.settings import load_config
 from monitor.facts.readings import FileSystemSpace, GpuSweep, Health
 from monitor.runtime.probes import disk_space
-from scheduler.runner.confine import host_probe, locks
+from scheduler.runner.confine import cgroups, locks
 from tests.builders import GIB, gpu
 
 
@@ -271,7 +271,7 @@ def test_it_says_what_the_machine_is_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_it_tries_what_keeps_jobs_within_bounds_and_leaves_nothing_behind() -> None:
     (cgroup,) = _found("cgroup")
-    place = host_probe.find_parent()
+    place = cgroups.find_parent()
 
     assert (cgroup.level is Level.OK) is bool(place.kind)
     assert {f.topic for f in check.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}

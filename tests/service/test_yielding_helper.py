@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site import yielding
-from scheduler.jobs.lifecycle import policy
+from scheduler.jobs import policy
 
 
 @pytest.fixture

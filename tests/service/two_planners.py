@@ -24,8 +24,8 @@ def main() -> None:
     from scheduler.dispatch.steps.dispatcher import Dispatcher
     from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
     from scheduler.facts.plans import PlanPolicy
-    from scheduler.jobs.lifecycle.rows import changes as job_queue
-    from scheduler.jobs.lifecycle.rows import transitions
+    from scheduler.jobs.rows import changes as job_queue
+    from scheduler.jobs.rows import transitions
     from scheduler.models import Attempt, Quota
     from tests.builders import gpu, gpu_uuid, host, snapshot
 

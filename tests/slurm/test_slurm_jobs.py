@@ -16,7 +16,7 @@ from monitor.models import Claim, Event, Gpu
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines.slurm import SlurmEngine
 from scheduler.facts.jobs import Requirement
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.jobs.rows import changes
 from scheduler.models import EngineStatus, EngineTask, Job
 from scheduler.runner import files
 from tests.processes.scheduling import (

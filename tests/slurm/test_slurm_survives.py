@@ -19,7 +19,7 @@ from monitor.models import Event
 from scheduler.execution.engines.facts import SubmitResult, Ticket
 from scheduler.execution.engines.slurm import SlurmEngine
 from scheduler.facts.jobs import Requirement, YieldOptions
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.jobs.rows import changes
 from scheduler.models import EngineTask, Job
 from tests.builders import host, snapshot
 from tests.pace import Stopwatch

@@ -36,9 +36,9 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.blockers import LOAD_CODES, Tier
 from scheduler.facts.jobs import JobState
 from scheduler.fair_share.rows import Rights
-from scheduler.jobs.lifecycle.rows import durations
+from scheduler.jobs.rows import durations
 from scheduler.models import Attempt, Job
-from scheduler.queue.planner.idle_gpus import (
+from scheduler.submission.idle_work.policy import (
     IdleGpu,
     IdlePolicy,
     WaitingJob,

@@ -27,12 +27,12 @@ from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Placement, Plan, PlanPolicy, Slot
-from scheduler.jobs.lifecycle.rows import queue_facts, transitions
-from scheduler.jobs.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
+from scheduler.jobs.rows import durations, transitions
+from scheduler.jobs.rows.durations import UNCLEAR, QueueMark
 from scheduler.models import Attempt, HostForecast, Job
-from scheduler.queue.blockers import policy as stored_blockers
-from scheduler.queue.blockers.policy import body
-from scheduler.queue.planner.forecast.forecast import Estimate
+from scheduler.queue.planner import blockers as stored_blockers
+from scheduler.queue.planner.blockers import body
+from scheduler.queue.planner.forecasts import Estimate
 from scheduler.queue.planner.placement import strength
 from scheduler.queue.planner.plan import plan
 
@@ -414,7 +414,7 @@ class Dispatcher:
         has_room: a job has just ended. Otherwise an unchanged queue is not planned again within
         PLAN_AGAIN, unless memory of an ended job has become free.
         """
-        mark = queue_facts.queue_mark()
+        mark = durations.queue_mark()
         has_room = self._has_freed_memory() or has_room
         if mark == self._mark and not has_room and now - self._planned_at < PLAN_AGAIN:
             return []
@@ -424,11 +424,11 @@ class Dispatcher:
             if placed is not None:
                 # The changes of this plan are no reason for another plan.
                 started = [attempt.job_id for attempt in placed]
-                self._mark = queue_facts.mark_without(self._mark, started)
+                self._mark = durations.mark_without(self._mark, started)
                 if self._choice.asks_again:
                     self._mark = None
                 return placed
-            self._mark = queue_facts.queue_mark()
+            self._mark = durations.queue_mark()
         return []
 
     def _has_freed_memory(self) -> bool:
@@ -438,7 +438,7 @@ class Dispatcher:
 
     def _plan(self, now: datetime) -> list[Attempt] | None:
         """None: another host placed a job meanwhile, so nothing was committed."""
-        waits = self._mark != queue_facts.EMPTY_QUEUE_MARK
+        waits = self._mark != durations.EMPTY_QUEUE_MARK
         queue = self._supply.queue(now, self._mark) if waits else []
         if not queue and not self._supply.windows(now):
             self._reported = StoredReasons({}, now)
@@ -480,7 +480,7 @@ class Dispatcher:
             self._isolation.worked(_name(job))
         for job, error in broken:
             self._isolation.failed(_name(job), error, now)
-        here = queue_facts.waiting_ids() - self._supply.gate.elsewhere
+        here = durations.waiting_ids() - self._supply.gate.elsewhere
         unplanned = here - {job.id for job in jobs}
         return replace(made, blockers=made.blockers | dict.fromkeys(unplanned, (UNCLEAR,)))
 

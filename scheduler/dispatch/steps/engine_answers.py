@@ -32,8 +32,8 @@ from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import LARGEST_RESULT, JobState, Outcome
-from scheduler.jobs.lifecycle.policy import SAVED_EXIT_CODE
-from scheduler.jobs.lifecycle.rows import changes, transitions
+from scheduler.jobs.policy import SAVED_EXIT_CODE
+from scheduler.jobs.rows import changes, transitions
 from scheduler.models import Attempt, EngineStatus, EngineTask, Job, YieldRequest
 from scheduler.runner import attempt_files, files
 from scheduler.runner.attempt_files import AttemptFiles

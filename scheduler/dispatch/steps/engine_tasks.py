@@ -60,8 +60,8 @@ from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.rows import queue_facts, transitions
-from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
+from scheduler.jobs.rows import durations, transitions
+from scheduler.jobs.rows.relations import UnmetDependencies
 from scheduler.models import Attempt, EngineTask, Job
 from scheduler.runner import attempt_files
 from scheduler.runner.accounts import Account, MissingAccount
@@ -125,7 +125,7 @@ class EngineQueue:
 
     def waits(self, now: datetime) -> dict[int, tuple[Blocker, ...]]:
         """Reasons that gpucoord itself decides: holds, begin times, dependencies, array limits."""
-        return queue_facts.load(now, self._isolation.converter(now), self._unmet)
+        return durations.load(now, self._isolation.converter(now), self._unmet)
 
     def step(
         self,

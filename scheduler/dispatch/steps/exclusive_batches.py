@@ -14,11 +14,11 @@ from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import gpu_closures
-from scheduler.facts.batches import Approval, ExclusiveFact, ExclusiveStep
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.language_models import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
+from scheduler.facts.scripts import Approval, ExclusiveFact, ExclusiveStep
 from scheduler.fair_share.rows import Rights
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.time_windows import policy as window_rules

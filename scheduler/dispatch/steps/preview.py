@@ -6,36 +6,52 @@ The input is loaded as by the scheduler, and cached, because many viewers need i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.models import LatestSnapshot
+from monitor.facts.formats import duration
+from monitor.gpus.rows import snapshot as snapshots
+from monitor.models import Incident, LatestSnapshot
 from monitor.runtime.policy import TimedCache
 from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.execution.engines.facts import EngineName
-from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
+from scheduler.facts.jobs import PRIORITIES, JobState, NewJob, QueuedJob, Requirement
 from scheduler.facts.plans import Slot
-from scheduler.jobs.lifecycle import policy as waits
-from scheduler.jobs.lifecycle.rows import queue_facts
-from scheduler.jobs.lifecycle.rows.durations import UsualDuration
+from scheduler.jobs import policy as waits
+from scheduler.jobs import steps as sizing
+from scheduler.jobs.rows import durations
+from scheduler.jobs.rows import durations as queue_facts
+from scheduler.jobs.rows.durations import UsualDuration
+from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.time_windows.policy import moment
 from scheduler.models import EngineTask, Job
-from scheduler.queue.blockers import policy as stored_blockers
-from scheduler.queue.planner.forecast import forecast
-from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.queue.planner import blockers as stored_blockers
+from scheduler.queue.planner import forecasts
+from scheduler.queue.planner.forecasts import (
+    Advice,
+    AdviceFacts,
+    Estimate,
+    WhatIf,
+    World,
+    advise,
+    latest_gain,
+)
 from scheduler.queue.planner.matching import mismatch_of
 from scheduler.queue.planner.order import Factor, order_factors
 
 if TYPE_CHECKING:
     from scheduler.dispatch.steps.model_evictions import ModelInputs
+
 
 KEPT = timedelta(seconds=2)
 # A job that is not submitted comes after all submitted jobs.
@@ -75,7 +91,7 @@ class ForecastCache:
         current = self._forecast(now)
         if current.estimates is None:
             given = current.given
-            current.estimates = forecast.forecast(
+            current.estimates = forecasts.forecast(
                 given.queue, given.slots, given.policy, now, given.rules
             )
         return current.estimates
@@ -135,7 +151,7 @@ def estimates_without(
     given = plan_input(host, now)
     gpus = tuple(_gpu_without(slot, processes) for slot in given.slots.gpus)
     slots = replace(given.slots, gpus=gpus)
-    estimated = forecast.forecast(given.queue, slots, given.policy, now, given.rules)
+    estimated = forecasts.forecast(given.queue, slots, given.policy, now, given.rules)
     for other in hosts():
         if other != host:
             for job_id, estimate in estimates_on(other, now).items():
@@ -229,7 +245,7 @@ def _goodness(answer: WhatIf) -> tuple[bool, bool, float]:
 
 def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
     given, job = drafted(new, owner, host, now)
-    return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
+    return forecasts.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
 
 
 def drafted(new: NewJob, owner: str, host: str, now: datetime) -> tuple[PlanInput, QueuedJob]:
@@ -300,3 +316,201 @@ def _requirement(new: NewJob, usual: UsualDuration | None) -> Requirement:
         usual_memory_bytes=memory_bytes if new.memory_bytes is None else None,
         usual_cpus=cpus if new.cpus is None else None,
     )
+
+
+# Earlier starts of waiting jobs, by changes of a job, and by the end of processes of an incident.
+#
+# For pages, REST and the command line.
+
+
+# A start within this time is called "now".
+AT_ONCE = timedelta(seconds=5)
+# An answer is given again for this time, because several viewers of a page ask for it.
+ADVICE_KEPT, MOST_KEPT = timedelta(seconds=5), 256
+T = TypeVar("T")
+
+
+class JobAdvice(Struct, frozen=True):
+    """reason: the headline and its condition, in words; "" = the job does not wait."""
+
+    reason: str = ""
+    advice: tuple[Advice, ...] = ()
+
+
+class EarlierStart(Struct, frozen=True):
+    """A job that would start earlier. before: its expected start now, None = unknown."""
+
+    job: Job
+    before: datetime | None
+    start: datetime
+
+
+class _KeptAnswers(Generic[T]):
+    """The last answer for each row, given again for a short time while `mark` stays the same."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, tuple[datetime, object, T]] = {}
+        self._lock = Lock()
+
+    def get(self, row: int, mark: object, now: datetime, answer: Callable[[], T]) -> T:
+        with self._lock:
+            at, kept_mark, kept = self._answers.get(row, (None, None, None))
+            if (
+                kept is not None
+                and at
+                and kept_mark == mark
+                and timedelta() <= now - at < ADVICE_KEPT
+            ):
+                return kept
+            made = answer()
+            while len(self._answers) >= MOST_KEPT:
+                del self._answers[next(iter(self._answers))]
+            self._answers[row] = (now, mark, made)
+            return made
+
+    def forget(self) -> None:
+        self._answers.clear()
+
+
+_of_jobs: _KeptAnswers[JobAdvice] = _KeptAnswers()
+_of_incidents: _KeptAnswers[list[EarlierStart]] = _KeptAnswers()
+
+
+def advice_of(job: Job, now: datetime, zone: str) -> JobAdvice:
+    """The reason of a waiting job and the changes that help, the best first.
+
+    Of a job that another engine plans, the reason alone.
+    """
+    if job.state != JobState.QUEUED.value:
+        return JobAdvice()
+    mark = (durations.queue_mark(), job.priority, job.held, zone)
+    return _of_jobs.get(job.pk, mark, now, lambda: _answer(job, now, zone))
+
+
+def forget_advice() -> None:
+    """Drop the answers that are kept."""
+    _of_jobs.forget()
+    _of_incidents.forget()
+
+
+def _answer(job: Job, now: datetime, zone: str) -> JobAdvice:
+    advice = _advice(job, now) if is_planned_here() else []
+    stored = stored_blockers.with_current_ends(job.blockers, now)
+    main = stored_blockers.first(stored_blockers.reasons(stored))
+    parts = [] if main is None else [main.headline, main.next_step]
+    if not advice:
+        estimate = estimate_of(job.pk, now)
+        if estimate is not None and estimate.p50 is not None:
+            parts.append(f"It is expected to start {_when(estimate.p50, now, zone)}.")
+        elif main is not None and not main.never:
+            parts.append("When it starts is unknown.")
+    return JobAdvice(" ".join(filter(None, parts)), tuple(advice))
+
+
+def of_draft(new: NewJob, owner: User, now: datetime) -> list[Advice]:
+    """The same changes for a job that is not submitted."""
+    if not is_planned_here():
+        return []
+    jobs, worlds = [], {}
+    for host in hosts():
+        given, job = drafted(new, owner.username, host, now)
+        jobs.append(job)
+        worlds[host] = _world(given, given.queue)
+    facts = AdviceFacts(
+        most_priority=_most_priority(owner),
+        host_is_chosen=bool(new.host),
+        needed_bytes=_needed_bytes(owner, new.requirement.gpus, new.executed),
+    )
+    return advise(jobs[0], worlds, facts, now)
+
+
+def _advice(job: Job, now: datetime) -> list[Advice]:
+    waiting, worlds = None, {}
+    for host in hosts():
+        given = plan_input(host, now)
+        waiting = waiting or next((each for each in given.queue if each.id == job.pk), None)
+        worlds[host] = _world(given, [each for each in given.queue if each.id != job.pk])
+    if waiting is None:
+        return []
+    return advise(waiting, worlds, _facts(job), now)
+
+
+def _world(given: PlanInput, queue: Sequence[QueuedJob]) -> World:
+    return World(queue=queue, slots=given.slots, policy=given.policy, rules=given.rules)
+
+
+def _most_priority(owner: User) -> int:
+    allowed = quota_rows.of_person(owner).priority
+    return max(PRIORITIES) if allowed is None else allowed
+
+
+def _facts(job: Job) -> AdviceFacts:
+    return AdviceFacts(
+        # The planner serves jobs of agents last, whatever their priority.
+        most_priority=0 if job.agent_id else _most_priority(job.owner),
+        host_is_chosen=bool(job.host),
+        needed_bytes=_needed_bytes(job.owner, job.gpus, job.argv),
+    )
+
+
+def _needed_bytes(owner: User, number: int, argv: Sequence[str]) -> int | None:
+    if not number or not sizing.has_samples(owner, argv):
+        return None
+    gpus = [gpu for snapshot in snapshots.newest_all() for gpu in snapshot.gpus]
+    suggestion = sizing.suggested_memory(owner, argv, gpus)
+    return None if suggestion is None else max(suggestion.memory_bytes, suggestion.peak_bytes)
+
+
+def sentence(advice: Advice, now: datetime, zone: str) -> str:
+    """The change and what it brings."""
+    return f"{advice.words}: {effect(advice, now, zone)}"
+
+
+def effect(advice: Advice, now: datetime, zone: str) -> str:
+    when = f"it would start {_when(advice.expected_start, now, zone)}"
+    if advice.was_unknown:
+        return f"{when}; without the change, its start is unknown."
+    return f"{when}, {duration(advice.earlier)} earlier."
+
+
+def _when(at: datetime, now: datetime, zone: str) -> str:
+    return "now" if at - now < AT_ONCE else f"about {moment(at, zone)}"
+
+
+def find(advice: Sequence[Advice], key: str) -> Advice | None:
+    """The advice with this change; None = it is not given (any more)."""
+    return next((each for each in advice if each.key == key), None)
+
+
+def earlier_starts(incident: Incident, now: datetime) -> list[EarlierStart] | None:
+    """The jobs that would start earlier, the first to start first.
+
+    None: it is not known, because no process outside the queue causes the incident, or because
+    another engine plans the jobs.
+    """
+    processes = {
+        (part.gpu_id, part.pid)
+        for part in incident.parts
+        if part.gpu_id and part.pid and not part.job_ref and part.closed_at is None
+    }
+    if not processes or not is_planned_here():
+        return None
+
+    def compared() -> list[EarlierStart]:
+        before = estimates(now)
+        return _compared(before, estimates_without(incident.host, processes, now), now)
+
+    return _of_incidents.get(incident.pk, processes, now, compared)
+
+
+def _compared(
+    before: Mapping[int, Estimate], after: Mapping[int, Estimate], now: datetime
+) -> list[EarlierStart]:
+    gains: dict[int, tuple[datetime | None, datetime]] = {}
+    for job_id, estimate in after.items():
+        current = before.get(job_id, UNKNOWN).p50
+        if estimate.p50 is not None and estimate.p50 <= latest_gain(current, now):
+            gains[job_id] = (current, estimate.p50)
+    jobs = Job.objects.filter(pk__in=gains).select_related("owner")
+    starts = [EarlierStart(job, *gains[job.pk]) for job in jobs]
+    return sorted(starts, key=lambda each: (each.start, each.job.pk))

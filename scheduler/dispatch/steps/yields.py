@@ -26,8 +26,8 @@ from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.facts.plans import Yield
-from scheduler.jobs.lifecycle.rows import queue_facts
-from scheduler.jobs.lifecycle.rows.transitions import add_attempt_event
+from scheduler.jobs.rows import durations
+from scheduler.jobs.rows.transitions import add_attempt_event
 from scheduler.models import Attempt, GpuHold, Job, YieldRequest
 from scheduler.queue.planner import preemption
 from scheduler.queue.planner.preemption import KEEP_FREED, PreemptionPolicy, deadline_of
@@ -203,7 +203,7 @@ class EvictionStep:
     def _requests(self, now: datetime) -> tuple[Yield, ...]:
         snapshot = snapshots.newest(self._host)
         convert = self._isolation.converter(now)
-        running = queue_facts.running(self._host, lambda _owner, _name: None, convert)
+        running = durations.running(self._host, lambda _owner, _name: None, convert)
         if snapshot is None or now - snapshot.at > preemption.STALE_AFTER:
             return ()
         indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}

@@ -23,10 +23,10 @@ from monitor.journal.rows import events
 from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.runtime.rows.wakeups import wake
-from scheduler.facts.batches import RESERVING
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import JobState
 from scheduler.facts.language_models import Role
+from scheduler.facts.scripts import RESERVING
 from scheduler.models import ExclusiveRun, GpuHold, LockRefusal, ModelService
 from scheduler.queue.planner import capacity
 from scheduler.queue.planner.capacity import lets_one_in

@@ -26,7 +26,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import NICE, is_busy
 from scheduler.execution.probes import Capability
 from scheduler.execution.steps import outcomes
-from scheduler.jobs.lifecycle.policy import RetryPolicy
+from scheduler.jobs.policy import RetryPolicy
 from scheduler.models import Attempt, HostCapability
 from scheduler.runner import attempt_files, files
 from scheduler.runner.confine import caps

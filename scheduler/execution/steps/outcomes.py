@@ -20,7 +20,7 @@ from scheduler.execution.policy import (
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome, read_result
 from scheduler.facts.units import size
-from scheduler.jobs.lifecycle.policy import (
+from scheduler.jobs.policy import (
     MEMORY_PROBLEMS,
     AttemptEnd,
     FailureCause,
@@ -29,7 +29,7 @@ from scheduler.jobs.lifecycle.policy import (
     decide,
     reports_gpu_memory,
 )
-from scheduler.jobs.lifecycle.rows import relations, transitions
+from scheduler.jobs.rows import relations, transitions
 from scheduler.models import Attempt, Job
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result

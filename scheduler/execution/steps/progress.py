@@ -15,9 +15,9 @@ from scheduler.execution import policy
 from scheduler.execution.policy import Progress
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Ends, RunTime
-from scheduler.jobs.lifecycle.rows.durations import Durations
+from scheduler.jobs.rows.durations import Durations
 from scheduler.models import Attempt
-from scheduler.queue.planner.forecast.classes import expected_end
+from scheduler.queue.planner.forecast_classes import expected_end
 from scheduler.runner import files
 
 EVERY = timedelta(seconds=1)

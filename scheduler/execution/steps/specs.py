@@ -34,11 +34,11 @@ from scheduler.runner.accounts import (
     UnknownAccount,
     own_folder,
 )
-from scheduler.runner.confine import host_probe, locks
-from scheduler.runner.confine.host_probe import CgroupParent, find_parent, remove_stale
+from scheduler.runner.clearing import WorkerFiles, folder_name
+from scheduler.runner.confine import cgroups, locks
+from scheduler.runner.confine.cgroups import CgroupParent, find_parent, remove_stale
 from scheduler.runner.programs import terminal, worker
 from scheduler.runner.spec import Bounds, Spec
-from scheduler.runner.worker_files import WorkerFiles, folder_name
 from scheduler.terminals.policy import RECONNECT_S
 
 # A block of ports for each attempt, which no other open attempt of the host has.
@@ -131,8 +131,8 @@ class ConfinementLimits(Struct):
         """Probe the isolation features."""
         self.place = _cgroup_parent()
         remove_stale(self.place, locks.instance_number(str(self.data)), now.timestamp())
-        self.minors = host_probe.minors()
-        self.mps = host_probe.mps_pipes()
+        self.minors = cgroups.minors()
+        self.mps = cgroups.mps_pipes()
 
     def record(self, now: datetime) -> None:
         """Store the features for the status page. The caller opens the transaction."""
@@ -199,10 +199,10 @@ class ConfinementLimits(Struct):
 
     def _hidden(self, assigned: set[str]) -> list[list[int]]:
         """Device numbers of all other GPUs; [] if the assigned GPUs have no known device."""
-        own = {host_probe.short_pci_id(pci) for pci in assigned if pci}
+        own = {cgroups.short_pci_id(pci) for pci in assigned if pci}
         if len(own) < len(assigned) or not own <= set(self.minors):
             return []
-        return [[host_probe.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
+        return [[cgroups.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
 
     def policy(self) -> BoundsPolicy:
         return self._now()[0]

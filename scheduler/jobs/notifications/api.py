@@ -12,7 +12,7 @@ from ninja import Field, Query, Router, Schema
 
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
 from scheduler.facts.jobs import LONGEST_ADDRESS, LONGEST_QUICK_S, MOST_FAILURES, NoticeKind
-from scheduler.jobs.notifications import rows, step
+from scheduler.jobs.notifications import step
 from scheduler.models import NotificationSettings
 
 router = Router()
@@ -77,14 +77,14 @@ class BrowserNoticesAnswer(Schema):
 def see(request: HttpRequest) -> dict[str, Any]:
     """The events of your jobs that send you a message, and the ways of delivery."""
     person = caller(request)
-    return _answer(person, rows.settings_of(person))
+    return _answer(person, step.settings_of(person))
 
 
 @router.put("", response=NotificationsAnswer, summary="Change notifications")
 def change(request: HttpRequest, new: NotificationsBody) -> dict[str, Any]:
     """Jobs can have further events of their own: field `notify` of a new job."""
     person = caller(request)
-    before = rows.settings_of(person)
+    before = step.settings_of(person)
     kinds = _kinds(before.kinds if new.kinds is None else new.kinds)
     by_mail = before.by_mail if new.by_mail is None else new.by_mail
     by_browser = before.by_browser if new.by_browser is None else new.by_browser
@@ -100,7 +100,7 @@ def change(request: HttpRequest, new: NotificationsBody) -> dict[str, Any]:
         failures=_chosen(new.quick_failures, after.quick_failures),
         seconds=_chosen(new.quick_failure_s, after.quick_failure_s),
     )
-    return _answer(person, rows.settings_of(person))
+    return _answer(person, step.settings_of(person))
 
 
 @router.get(
@@ -117,11 +117,11 @@ def recent(
 ) -> dict[str, Any]:
     """Your messages of the last day for the browser. Open pages ask for them every 20 seconds."""
     person = caller(request)
-    is_enabled = rows.settings_of(person).by_browser
-    notices = rows.browser_notices(person, after) if is_enabled else []
+    is_enabled = step.settings_of(person).by_browser
+    notices = step.browser_notices(person, after) if is_enabled else []
     return {
         "enabled": is_enabled,
-        "newest": rows.newest_browser_notice(person) if is_enabled else 0,
+        "newest": step.newest_browser_notice(person) if is_enabled else 0,
         "items": [
             {
                 "id": notice.pk,
@@ -157,7 +157,7 @@ def _answer(person: User, row: NotificationSettings) -> dict[str, Any]:
     return body_of(
         NotificationsAnswer,
         row,
-        mail_problem=rows.mail_problem(person) or None,
+        mail_problem=step.mail_problem(person) or None,
         service=row.channel.service if row.channel else None,
         service_problem=(row.channel.problem or None) if row.channel else None,
     )

@@ -20,7 +20,7 @@ from scheduler.facts.jobs import (
     NOTICE_WORDS,
     NoticeKind,
 )
-from scheduler.jobs.notifications import rows, step
+from scheduler.jobs.notifications import step
 from scheduler.models import NotificationSettings
 
 
@@ -81,7 +81,7 @@ class NotificationForm(forms.Form):
         except step.InvalidService as error:
             self.add_error("service", str(error))
             return False
-        before = rows.settings_of(person)
+        before = step.settings_of(person)
         step.save_crash_guard(
             person,
             enabled=values["pause_on_quick_failure"],
@@ -96,12 +96,12 @@ class NotificationForm(forms.Form):
 def own(request: HttpRequest) -> HttpResponse:
     """Shows and changes the settings of the user who is logged in."""
     person = cast(User, request.user)
-    row = rows.settings_of(person)
+    row = step.settings_of(person)
     form = NotificationForm(request.POST or None, initial=_initial(row))
     if request.method == "POST" and form.is_valid() and form.save(person):
         messages.success(request, "Notifications saved.")
         return redirect("notifications")
-    context = {"form": form, "row": row, "mail_problem": rows.mail_problem(person)}
+    context = {"form": form, "row": row, "mail_problem": step.mail_problem(person)}
     status = 422 if form.errors else 200
     return render(request, "account/notifications.html", context, status=status)
 

@@ -24,18 +24,17 @@ from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts import people
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
-from scheduler.jobs.lifecycle import probes as job_logs
-from scheduler.jobs.lifecycle.policy import SAVED_EXIT_CODE
-from scheduler.jobs.lifecycle.probes import LogPiece
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import relations
-from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs import probes as job_logs
+from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.jobs.pages.lines import JobLine
-from scheduler.jobs.pages.serialise import JobRecord
+from scheduler.jobs.pages.serialise import JobLine, JobRecord
+from scheduler.jobs.policy import SAVED_EXIT_CODE
+from scheduler.jobs.probes import LogPiece
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import relations
 from scheduler.models import Attempt, EngineTask, Job, YieldRequest
-from scheduler.queue.blockers import policy as stored_blockers
-from scheduler.queue.sizing import policy as sizing
+from scheduler.queue.planner import blockers as stored_blockers
+from scheduler.queue.planner import sizing
 from scheduler.runner import files
 from scheduler.runner.spec import script_in
 

@@ -22,7 +22,7 @@ from monitor.models import Gpu
 from scheduler.facts.field_types import OURS, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.pages.lines import plain_gib
+from scheduler.jobs.pages.serialise import plain_gib
 from scheduler.models import Job, JobPreset
 from scheduler.submission.intake.actions import admit, checked_for
 from scheduler.submission.intake.policy import UnableToSubmit

@@ -23,7 +23,7 @@ from monitor.facts.formats import values_of
 from monitor.gpus.rows import closures as gpu_closures
 from scheduler.facts.language_models import InstanceState
 from scheduler.facts.model_fields import MODEL_FIELDS, REQUEST_NAMES, ModelField
-from scheduler.language_models.model_services import actions, pages, rows
+from scheduler.language_models.model_services import pages, rows, steps
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService
 
@@ -163,8 +163,8 @@ def add_model(request: HttpRequest, new: NewModel) -> Status[dict[str, Any]]:
     person = _operator(request)
     values = _columns(new)
     try:
-        row = actions.create(values, person, timezone.now())
-    except actions.InvalidService as error:
+        row = steps.create(values, person, timezone.now())
+    except steps.InvalidService as error:
         raise InvalidInput(_named(error.errors)) from None
     return Status(201, _line(_service(row.name), person, pages.gpu_numbers()))
 
@@ -175,13 +175,13 @@ def add_model(request: HttpRequest, new: NewModel) -> Status[dict[str, Any]]:
 )
 def boot_model(request: HttpRequest, name: str) -> dict[str, Any]:
     """Operators only. Nothing happens while an instance serves or boots."""
-    return _ask(request, name, actions.request_boot)
+    return _ask(request, name, steps.request_boot)
 
 
 @router.post("{path:name}/unload/", response=ModelLine, summary="Unload a model service")
 def unload_model(request: HttpRequest, name: str) -> dict[str, Any]:
     """Operators only. Requests in flight may end first."""
-    return _ask(request, name, actions.request_unload)
+    return _ask(request, name, steps.request_unload)
 
 
 @router.get("{path:name}/", response=ModelLine, summary="Show a model service")
@@ -195,8 +195,8 @@ def change_model(request: HttpRequest, name: str, new: ModelChange) -> dict[str,
     person = _operator(request)
     row = _service(name)
     try:
-        actions.change(row, _columns(new), person, timezone.now())
-    except actions.InvalidService as error:
+        steps.change(row, _columns(new), person, timezone.now())
+    except steps.InvalidService as error:
         raise InvalidInput(_named(error.errors)) from None
     return _line(_service(row.name), person, pages.gpu_numbers())
 
@@ -205,7 +205,7 @@ def change_model(request: HttpRequest, name: str, new: ModelChange) -> dict[str,
 def remove_model(request: HttpRequest, name: str) -> Status[None]:
     """Operators only. Its instances are stopped."""
     person = _operator(request)
-    actions.remove(_service(name), person, timezone.now())
+    steps.remove(_service(name), person, timezone.now())
     return Status(204, None)
 
 
@@ -215,7 +215,7 @@ def _ask(
     person = _operator(request)
     try:
         action(_service(name), person, timezone.now())
-    except actions.Conflict as error:
+    except steps.Conflict as error:
         raise HttpError(409, str(error)) from None
     return _line(_service(name), person, pages.gpu_numbers())
 

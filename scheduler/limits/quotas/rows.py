@@ -31,15 +31,16 @@ from scheduler.facts import people
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Capacity
-from scheduler.limits.quotas.policy.agents import (
+from scheduler.limits.quotas.policy.charging import Day, GpuUseSpan, day, part, usage_from_days
+from scheduler.limits.quotas.policy.quotas import (
     DEFAULT_TIME_LIMIT,
     AgentJob,
     AgentLimits,
     AgentUse,
+    QuotaPolicy,
     waits,
+    with_defaults,
 )
-from scheduler.limits.quotas.policy.charging import Day, GpuUseSpan, day, part, usage_from_days
-from scheduler.limits.quotas.policy.quotas import QuotaPolicy, with_defaults
 from scheduler.models import Attempt, DailyGpuUsage, HostCapacity, Job, Quota, UsageShare
 
 # Older use counts for less than a thousandth.

@@ -13,10 +13,10 @@ from ninja.errors import HttpError
 
 from monitor.api import PlainText, RequestBody, body_of, caller
 from scheduler.facts.plans import Throttle
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.policy.throttle import Mode
 from scheduler.models import ModeState
-from scheduler.queue.blockers import wording as blocker_wording
+from scheduler.queue import wording as blocker_wording
 
 router = Router()
 

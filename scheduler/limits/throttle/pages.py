@@ -31,8 +31,8 @@ from scheduler.disk import steps
 from scheduler.disk.policy import DiskLevel, DiskPolicy, is_near, sentence
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
-from scheduler.jobs.lifecycle.rows import durations
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.jobs.rows import durations
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.policy import throttle
 from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral
 from scheduler.limits.throttle.policy.throttle import (

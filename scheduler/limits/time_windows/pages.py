@@ -25,12 +25,12 @@ from msgspec.structs import replace
 from monitor.api import posted_text
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.models import Gpu
+from scheduler import charts
+from scheduler.charts import CalendarDay, CalendarGpu, CalendarRow
 from scheduler.facts.language_models import OWNER
 from scheduler.facts.people import Window
-from scheduler.limits.time_windows import charts
 from scheduler.limits.time_windows import policy as window_calendar
 from scheduler.limits.time_windows import rows as window_rows
-from scheduler.limits.time_windows.charts import CalendarDay, CalendarGpu, CalendarRow
 from scheduler.limits.time_windows.policy import (
     DAYS,
     clashes,
@@ -418,7 +418,7 @@ def calendar(
         for gpu in Gpu.objects.order_by("host", "index")
     ]
     shown = charts.days(now, zone, week_number)
-    rows = charts.rows(gpus, windows, clashing, shown, zone, now)
+    rows = charts.calendar_rows(gpus, windows, clashing, shown, zone, now)
     return Calendar(shown, rows, zone, week_number)
 
 

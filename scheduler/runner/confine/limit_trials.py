@@ -19,10 +19,8 @@ from typing import IO
 
 from scheduler.runner import process_tree
 from scheduler.runner.confine import landlock
-from scheduler.runner.confine.cgroups import Cgroup, hide
-from scheduler.runner.confine.confinement import LogLimit
-from scheduler.runner.confine.host_probe import CgroupParent, enter
-from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes
+from scheduler.runner.confine.cgroups import Cgroup, CgroupParent, enter, hide
+from scheduler.runner.confine.confinement import LogLimit, MemoryGuard, used_bytes
 from scheduler.runner.spec import Bounds, Spec
 
 MIB = 1024**2

@@ -16,9 +16,8 @@ from monitor.gpus.rows import closures as gpu_closures
 from monitor.models import Gpu
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.engines.facts import EngineName
-from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS, Approval
 from scheduler.facts.jobs import Refusal
-from scheduler.facts.scripts import Script
+from scheduler.facts.scripts import LONGEST_ITEM, MOST_ITEMS, Approval, Script
 from scheduler.fair_share.rows import Rights
 from scheduler.models import Batch
 from scheduler.submission.batches import policy, rows, step

@@ -14,9 +14,9 @@ from ninja.responses import Status
 from pydantic import Field, create_model
 
 from monitor.api import RequestBody, body_of, caller
-from scheduler.facts.batches import MOST_ITEMS, Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
+from scheduler.facts.scripts import MOST_ITEMS, Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.models import Batch, BatchItem, ExclusiveRun
 from scheduler.submission.batches import actions, policy, rows
 from scheduler.submission.intake.api import field_schema

@@ -28,16 +28,15 @@ from monitor.facts.readings import GpuReading
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.pages.cards import STATES
 from monitor.runtime.rows.database import compiled_once
-from scheduler.facts.batches import Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import JobState
 from scheduler.facts.language_models import PromptStatus
+from scheduler.facts.scripts import Approval, BatchState, ExclusiveStep, ItemState
 from scheduler.fair_share.rows import Rights
-from scheduler.jobs.lifecycle.policy import last_lines
 from scheduler.jobs.pages.forms import job_field
-from scheduler.jobs.pages.lines import gpu_links
-from scheduler.jobs.pages.serialise import latest_number
+from scheduler.jobs.pages.serialise import gpu_links, latest_number
+from scheduler.jobs.policy import last_lines
 from scheduler.models import Batch, BatchItem, ExclusiveRun, Job, Prompt
 from scheduler.runner import files
 from scheduler.submission.batches import actions, policy, rows

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import Struct
 
 from monitor.facts.thresholds import threshold
-from scheduler.facts.batches import Answer, BatchWork, ExclusiveFact, ExclusiveStep, ItemState
 from scheduler.facts.jobs import Outcome, QueuedJob, RunTime
+from scheduler.facts.scripts import Answer, BatchWork, ExclusiveFact, ExclusiveStep, ItemState
 
 # Jobs of a batch that wait: enough that each GPU that frees up finds one.
 LEAST_WAITING, MOST_WAITING = 4, 64

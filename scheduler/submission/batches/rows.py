@@ -20,7 +20,8 @@ from monitor.runtime.rows.database import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.rollups import RetentionPeriods
-from scheduler.facts.batches import (
+from scheduler.facts.jobs import JobState, Outcome, QueuedJob
+from scheduler.facts.scripts import (
     LARGEST_ITEM_RESULT,
     MOST_ITEMS_A_DAY,
     MOST_OPEN_BATCHES,
@@ -32,11 +33,10 @@ from scheduler.facts.batches import (
     ExclusiveStep,
     ItemState,
 )
-from scheduler.facts.jobs import JobState, Outcome, QueuedJob
 from scheduler.fair_share.rows import Rights
-from scheduler.jobs.lifecycle.policy import RetentionPolicy
-from scheduler.jobs.lifecycle.rows import changes
-from scheduler.jobs.lifecycle.rows.changes import synced
+from scheduler.jobs.policy import RetentionPolicy
+from scheduler.jobs.rows import changes
+from scheduler.jobs.rows.changes import synced
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.models import (
     Attempt,

@@ -29,7 +29,8 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.batches import (
+from scheduler.facts.jobs import JobState, NewJob, Outcome, read_result
+from scheduler.facts.scripts import (
     LARGEST_ITEM_RESULT,
     OPEN_ITEMS,
     Answer,
@@ -37,15 +38,14 @@ from scheduler.facts.batches import (
     BatchWork,
     ExclusiveStep,
     ItemState,
+    Script,
     WorkerState,
 )
-from scheduler.facts.jobs import JobState, NewJob, Outcome, read_result
-from scheduler.facts.scripts import Script
-from scheduler.jobs.lifecycle.rows import changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, ExclusiveRun, Job
-from scheduler.runner import accounts, clearing, worker_files
-from scheduler.runner.worker_files import WorkerFiles
+from scheduler.runner import accounts, clearing
+from scheduler.runner.clearing import WorkerFiles
 from scheduler.submission.batches import policy, rows
 from scheduler.submission.batches.policy import MOST_WAITING, BatchPolicy
 from scheduler.submission.intake import actions as intake
@@ -538,13 +538,11 @@ def clear(data: Path, checkpoints: Path | None) -> list[int]:
     They are deleted with the files of ended jobs.
     """
     roots = accounts.job_file_roots(data, checkpoints)
-    existing = list(worker_files.batches_with_files(roots))
+    existing = list(clearing.batches_with_files(roots))
     used = _used({batch for _, batch in existing})
     unused = [(root, batch) for root, batch in existing if batch not in used]
     return [
-        batch
-        for root, batch in unused
-        if clearing.move_aside(root, worker_files.folder_name(batch))
+        batch for root, batch in unused if clearing.move_aside(root, clearing.folder_name(batch))
     ]
 
 

@@ -13,9 +13,9 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
-from scheduler.facts.batches import Candidate, SignalName, TemplateFact
+from scheduler.facts.scripts import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
-from scheduler.submission.idle_work import rows, step
+from scheduler.submission.idle_work import step
 from scheduler.submission.idle_work.policy import candidates
 from scheduler.submission.intake.policy import UnableToSubmit
 
@@ -115,14 +115,14 @@ def signals(request: HttpRequest, name: str, posted: SignalsBody) -> dict[str, A
         known = ", ".join(each.value for each in SignalName)
         raise InvalidInput([("signals", f"Post at least one of {known}.")])
     now = timezone.now()
-    rows.post_signals(row, values, now)
+    step.post_signals(row, values, now)
     return next(body for body in bodies(now) if body["name"] == row.name)
 
 
 def bodies(now: datetime) -> list[dict[str, Any]]:
     """All templates by name. A disabled one has no chance."""
     templates = list(IdleTemplate.objects.select_related("account").order_by("name"))
-    facts = {fact.name: fact for fact in rows.facts(templates, now)}
+    facts = {fact.name: fact for fact in step.facts(templates, now)}
     enabled = [facts[row.name] for row in templates if row.enabled]
     chances = {candidate.name: candidate for candidate in candidates(enabled, now)}
     return [_body(row, facts[row.name], chances.get(row.name)) for row in templates]

@@ -19,10 +19,10 @@ from monitor.facts.gpus import GpuState
 from monitor.facts.readings import GpuReading
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.thresholds import rows as thresholds
-from scheduler.facts.batches import SignalName
-from scheduler.jobs.pages.lines import GpuLink, gpu_links
+from scheduler.facts.scripts import SignalName
+from scheduler.jobs.pages.serialise import GpuLink, gpu_links
 from scheduler.models import IdleChoice
-from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use
+from scheduler.submission.idle_work.policy import IdlePolicy, idle_by_use
 
 MOST_CHOICES, MOST_REASONS = 50, 2
 # A factor nearer to 1 explains no choice.

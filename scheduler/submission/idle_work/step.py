@@ -1,32 +1,185 @@
-"""The controller's part that gives idle GPUs background work from templates."""
+"""Background work for idle GPUs: its templates and choices, and the part of the controller."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.utils import timezone
 
+from monitor.facts.formats import fact_from
 from monitor.facts.gpus import GpuState
 from monitor.facts.readings import Snapshot
 from monitor.gpus.rows import snapshot as snapshots
-from monitor.journal.rows import audit
+from monitor.journal.rows import audit, events
+from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps import gpu_closures
-from scheduler.facts.batches import TemplateFact
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState, NewJob, Refusal
-from scheduler.models import IdleTemplate, Job
-from scheduler.queue.planner.idle_gpus import IdlePolicy, idle_by_use
-from scheduler.submission.idle_work import rows
-from scheduler.submission.idle_work.policy import IdleWorkPolicy, may_run, pick_weighted_config
+from scheduler.facts.scripts import Candidate, Choice, Signal, SignalName, TemplateFact
+from scheduler.jobs.rows import changes
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
+from scheduler.submission.idle_work.policy import (
+    IdlePolicy,
+    IdleWorkPolicy,
+    idle_by_use,
+    may_run,
+    pick_weighted_config,
+)
 from scheduler.submission.intake import actions as intake
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.intake.steps import checked
+
+BY = "gpucoord"
+CHOICES_KEPT = 2000
+
+
+@compiled_once
+def enabled() -> QuerySet[IdleTemplate]:
+    """Those of active users."""
+    rows = IdleTemplate.objects.filter(enabled=True, account__is_active=True)
+    return rows.select_related("account")
+
+
+def facts(rows: Sequence[IdleTemplate], now: datetime) -> list[TemplateFact]:
+    """The templates with the numbers that their limits apply to."""
+    names = [row.name for row in rows]
+    jobs = open_jobs().filter(idle_template__in=names)
+    running: Counter[str] = Counter()
+    on_gpu: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for name, uuid in jobs.values_list("idle_template", "gpu_uuid"):
+        running[name] += 1
+        on_gpu[name][uuid] += 1
+    today = Job.objects.filter(idle_template__in=names, submitted_at__gte=_midnight(now))
+    started = dict(today.order_by().values_list("idle_template").annotate(Count("id")))
+    return [
+        fact_from(
+            TemplateFact,
+            row,
+            gpus=gpus_of(row.request),
+            signals=signals_of(row),
+            running=running[row.name],
+            started_today=started.get(row.name, 0),
+            on_gpu=on_gpu[row.name],
+        )
+        for row in rows
+    ]
+
+
+def gpus_of(request: Mapping[str, Any]) -> int:
+    gpus = request.get("gpus", 1)
+    return gpus if isinstance(gpus, int) else 1
+
+
+def signals_of(row: IdleTemplate) -> dict[SignalName, Signal]:
+    """The readable signals of a template."""
+    posted = row.signals if isinstance(row.signals, dict) else {}
+    signals = {}
+    for name in SignalName:
+        try:
+            entry = posted[name.value]
+            signals[name] = Signal(float(entry["value"]), datetime.fromisoformat(entry["at"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return signals
+
+
+def post_signals(row: IdleTemplate, values: Mapping[str, float], now: datetime) -> None:
+    """Store these values; the other signals stay."""
+    with transaction.atomic():
+        locked = IdleTemplate.objects.select_for_update().get(pk=row.pk)
+        news = {name: {"value": value, "at": now.isoformat()} for name, value in values.items()}
+        locked.signals = {**locked.signals, **news}
+        locked.save(update_fields=["signals"])
+    row.signals = locked.signals
+
+
+def _midnight(now: datetime) -> datetime:
+    local = now.astimezone(ZoneInfo(timezone.get_default_timezone_name()))
+    return local.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def open_jobs() -> QuerySet[Job]:
+    """Jobs of templates that have not ended."""
+    return Job.objects.exclude(state=JobState.FINISHED.value).exclude(idle_template="")
+
+
+def next_seed() -> int:
+    """The number of the next choice, from which the choice follows."""
+    newest = IdleChoice.objects.order_by("-id").values_list("id", flat=True).first()
+    return (newest or 0) + 1
+
+
+def start(
+    choice: Choice,
+    row: IdleTemplate,
+    new: NewJob,
+    host: str,
+    gpu_uuid: str,
+    idle_s: float,
+    now: datetime,
+) -> Job:
+    """Queue the job of a choice, and store why. The caller opens the transaction."""
+    job = job_queue.add_within(new, row.account, now, idle_template=row.name)
+    newest = IdleChoice.objects.create(
+        at=now,
+        host=host,
+        gpu_uuid=gpu_uuid,
+        idle_s=idle_s,
+        template=row.name,
+        job=job.pk,
+        seed=choice.seed,
+        candidates=candidates_row(choice.candidates),
+    )
+    IdleChoice.objects.filter(pk__lte=newest.pk - CHOICES_KEPT).delete()
+    if row.problem:
+        IdleTemplate.objects.filter(pk=row.pk).update(problem="")
+    text = f"Idle work {row.name} starts as job {job.pk} of {row.account.username}"
+    owner = row.account.username
+    events.add("IDLE_WORK_STARTED", text, now=now, host=host, gpu_uuid=gpu_uuid, owner=owner)
+    return job
+
+
+def candidates_row(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    """The chances of a choice, as JSON."""
+    return [
+        {
+            "name": candidate.name,
+            "base": candidate.base,
+            "factors": {name.value: round(value, 4) for name, value in candidate.factors.items()},
+            "weight": round(candidate.weight, 6),
+            "share": round(candidate.share, 6),
+        }
+        for candidate in candidates
+    ]
+
+
+def note_problem(row: IdleTemplate, problem: str) -> None:
+    if row.problem != problem:
+        IdleTemplate.objects.filter(pk=row.pk).update(problem=problem[:1000])
+
+
+def cancel_waiting(before: datetime, now: datetime) -> int:
+    """Cancel jobs that have found no GPU since this time: it is no longer idle.
+
+    Those that have run before may have saved their work, so they wait for their GPU.
+    """
+    waiting = open_jobs().filter(state=JobState.QUEUED.value, submitted_at__lt=before)
+    ran = Attempt.objects.filter(job=OuterRef("pk"), started_at__isnull=False)
+    numbers = list(waiting.exclude(Exists(ran)).values_list("pk", flat=True))
+    return changes.cancel(Job.objects.filter(pk__in=numbers), BY, now) if numbers else 0
+
 
 # Check the templates of idle work, and make their jobs.
 
@@ -124,14 +277,14 @@ class IdleWork:
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> list[str]:
         """Returns the names of the templates that start a job."""
-        templates = rows.enabled()
+        templates = enabled()
         if snapshot is None or not templates:
             return []
-        rows.cancel_waiting(now - WAITS_AT_MOST, now)
+        cancel_waiting(now - WAITS_AT_MOST, now)
         policy = thresholds.current(IdleWorkPolicy)
         if not policy.enabled:
             return []
-        room = policy.most_jobs - rows.open_jobs().count()
+        room = policy.most_jobs - open_jobs().count()
         places = self._unwanted(self._places(snapshot, now))[: max(0, room)]
         started = self._isolation.each(
             places,
@@ -150,7 +303,7 @@ class IdleWork:
         policy = thresholds.current(IdlePolicy)
         taken = {claim.gpu_uuid for claim in snapshots.open_claims(self._host)}
         taken |= gpu_closures.gpus_of_batches(self._host).keys()
-        taken |= set(rows.open_jobs().values_list("gpu_uuid", flat=True))
+        taken |= set(open_jobs().values_list("gpu_uuid", flat=True))
         places = [
             (gpu.uuid, (now - since).total_seconds())
             for gpu, since in idle_by_use(snapshot.gpus, policy, now)
@@ -170,19 +323,19 @@ class IdleWork:
     ) -> str:
         gpu_uuid, idle_s = place
         by_name = {row.name: row for row in templates}
-        able = [fact for fact in rows.facts(templates, now) if may_run(fact, gpu_uuid)]
+        able = [fact for fact in facts(templates, now) if may_run(fact, gpu_uuid)]
         while able:
-            choice = pick_weighted_config(able, now, rows.next_seed())
+            choice = pick_weighted_config(able, now, next_seed())
             if choice is None:
                 return ""
             row = by_name[choice.template.name]
             try:
                 new = job_of(row, gpu_uuid, now)
             except UnableToSubmit as error:
-                rows.note_problem(row, str(error))
+                note_problem(row, str(error))
                 able = _without(able, row.name)
                 continue
-            rows.start(choice, row, new, self._host, gpu_uuid, idle_s, now)
+            start(choice, row, new, self._host, gpu_uuid, idle_s, now)
             return row.name
         return ""
 

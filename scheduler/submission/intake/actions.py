@@ -22,15 +22,15 @@ from scheduler.facts.field_types import JobField, ParseContext
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs import steps as sizing
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.limits.quotas import rows as quota_rows
-from scheduler.limits.quotas.policy import agents as agent_policy
+from scheduler.limits.quotas.policy import quotas as agent_policy
 from scheduler.models import Job, JobInput, SubmissionKey
 from scheduler.queue.planner import admission
-from scheduler.queue.sizing import policy as sizing_facts
-from scheduler.queue.sizing import step as sizing
-from scheduler.queue.sizing.policy import MemorySuggestion
+from scheduler.queue.planner import sizing as sizing_facts
+from scheduler.queue.planner.sizing import MemorySuggestion
 from scheduler.submission.intake import policy
 from scheduler.submission.intake.policy import UnableToSubmit
 from scheduler.submission.intake.steps import (
@@ -82,7 +82,7 @@ def _checked_for(
         of_agent = [
             refusal
             for index, job in enumerate(jobs)
-            for refusal in agent_policy.refusals(job, limits, index)
+            for refusal in agent_policy.agent_refusals(job, limits, index)
         ]
         mistakes = together(mistakes, _of_readable(of_agent, mistakes))
     if mistakes:
@@ -251,7 +251,7 @@ def _refusals_of_change(new: NewJob, job: Job, person: User) -> list[Refusal]:
         return list(impossible([new]))
     own = refuse_change(new, job.owner)
     if job.agent is not None:
-        own += agent_policy.refusals(new, quota_rows.agent_limits(job.agent))
+        own += agent_policy.agent_refusals(new, quota_rows.agent_limits(job.agent))
     return [*impossible([new]), *own]
 
 

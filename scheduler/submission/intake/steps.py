@@ -35,7 +35,7 @@ from scheduler.facts.job_fields import BY_NAME
 from scheduler.facts.jobs import NewJob, Refusal
 from scheduler.facts.scripts import Script
 from scheduler.facts.units import LONGEST_TEXT, quoted
-from scheduler.jobs.lifecycle.rows import relations
+from scheduler.jobs.rows import relations
 from scheduler.models import EngineStatus, Job
 from scheduler.queue.planner import admission
 from scheduler.queue.planner.preemption import PreemptionPolicy

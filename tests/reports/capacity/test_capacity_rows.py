@@ -14,7 +14,7 @@ from reports.capacity import rows
 from scheduler.facts.jobs import PriorityClass
 from scheduler.limits.quotas.policy import charging
 from scheduler.models import DailyGpuUsage, Job
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.past import NOTHING, gpu_row, process_use

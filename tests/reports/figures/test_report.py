@@ -24,7 +24,7 @@ from reports.render.actions import page_context
 from scheduler.facts.jobs import Requirement
 from scheduler.limits.quotas.policy import charging
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.jobs_made import end, place_again, running, waiting
 from tests.reports.made import contended, ran, share_of_all, watch, watched_gpu

@@ -21,7 +21,7 @@ from monitor.models import AuditEntry
 from reports.figures import actions
 from reports.render import actions as engines
 from scheduler.models import Job
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from tests.builders import NOW
 from tests.jobs_made import waiting
 from tests.reports.made import contended, ran, share_of_all, watched_gpu

@@ -19,10 +19,9 @@ from gpucoord_site.cli import verbs
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
+from scheduler.disk import probes, steps
 from scheduler.disk import probes as space
-from scheduler.disk import rows, steps
-from scheduler.disk.cleanup import probes
-from scheduler.disk.cleanup.step import Cleaner
+from scheduler.disk.actions import Cleaner
 from scheduler.disk.policy import CleanResult, DiskPolicy, DiskSpace, WatchedFolder, level
 from scheduler.models import CleaningRun
 from scheduler.runner import files as copying
@@ -122,7 +121,7 @@ def test_each_deleted_file_has_one_entry_in_the_audit_and_counts(box: Box) -> No
     texts = AuditEntry.objects.filter(action="FILE_CLEANED").values_list("text", flat=True)
     assert sorted(texts) == [f"Deleted {box.data}/jobs/{n}/1/output.log (old log)." for n in (1, 2)]
     assert run.freed_bytes == 8192
-    assert [row.value for row in counters.of(rows.CLEANED_BYTES)] == [8192]
+    assert [row.value for row in counters.of(steps.CLEANED_BYTES)] == [8192]
 
 
 def test_files_whose_names_are_no_text_go_like_others(box: Box) -> None:
@@ -416,11 +415,11 @@ def test_a_killed_clean_up_goes_on(box: Box) -> None:
     log = write(box.data / "jobs" / "1" / "1" / "output.log")
     box.clean(dry_run=True)
     run = steps.clean("gpubox", "", dry_run=False, by="root", now=NOW)
-    assert rows.take("gpubox", NOW) is not None
-    assert rows.take("gpubox", NOW) is None
+    assert steps.take("gpubox", NOW) is not None
+    assert steps.take("gpubox", NOW) is None
 
     cleaner = Cleaner("gpubox", box.data, copy=box.copy, read=box.read)
-    done = cleaner.step(NOW + 2 * rows.DEAD_AFTER)
+    done = cleaner.step(NOW + 2 * steps.DEAD_AFTER)
     assert done is not None
     assert (done.pk, done.state, log.exists()) == (run.pk, "done", False)
 

@@ -14,7 +14,7 @@ from scheduler.disk.policy import (
     level,
 )
 from scheduler.facts.blockers import BlockerCode, from_row, to_row
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests.builders import GIB
 
 # By the percentage alone.

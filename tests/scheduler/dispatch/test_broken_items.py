@@ -29,8 +29,8 @@ from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import Plan, PlanPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, Job, TimeWindow
 from scheduler.runner import attempt_files, files
 from scheduler.runner.attempt_files import own_claim

@@ -16,10 +16,10 @@ from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Throttle
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import queue_facts
-from scheduler.jobs.lifecycle.rows.durations import usual_duration
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import durations
+from scheduler.jobs.rows.durations import usual_duration
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.policy.throttle import ThrottleMemory
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.models import Attempt, Job, TimeWindow
@@ -172,13 +172,13 @@ def test_a_long_queue_is_followed_by_reading_only_who_has_come(
     monkeypatch.setattr(plan_inputs, "LONG", 1)
     first, goes, stays = (jobs_made.waiting(alice, name=name) for name in ("a", "b", "c"))
     inputs = PlanInputs("gpubox", PlanPolicy())
-    inputs.queue(NOW, queue_facts.queue_mark())
+    inputs.queue(NOW, durations.queue_mark())
 
     jobs_made.place_again(goes)
     new = jobs_made.waiting(alice, name="d")
     Job.objects.filter(pk=first.pk).update(name="renamed")
     with CaptureQueriesContext(connection) as queries:
-        queue = inputs.queue(NOW, queue_facts.queue_mark())
+        queue = inputs.queue(NOW, durations.queue_mark())
 
     assert [job.id for job in queue] == [first.pk, stays.pk, new.pk]
     assert (
@@ -191,13 +191,13 @@ def test_one_that_went_and_one_that_came_back_change_the_mark(alice: User) -> No
     one, _ = jobs_made.placed(alice)
     other = jobs_made.waiting(alice)
     jobs_made.waiting(alice)
-    before = queue_facts.queue_mark()
+    before = durations.queue_mark()
 
     jobs_made.place_again(other, on=(1,))
     Attempt.objects.filter(job=one).update(ended_at=NOW)
     Job.objects.filter(pk=one.pk).update(state="queued")
 
-    assert queue_facts.queue_mark() != before
+    assert durations.queue_mark() != before
 
 
 def _open_window(user: User) -> TimeWindow:

@@ -18,10 +18,10 @@ from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job, Quota, TimeWindow, YieldRequest
-from scheduler.queue.blockers import policy as stored_blockers
+from scheduler.queue.planner import blockers as stored_blockers
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from scheduler.dispatch.steps import engine_answers
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import YieldOptions
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, EngineTask, Job, YieldRequest
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from scheduler.dispatch.steps.engine_tasks import EngineHolds, RecentCalls
 from scheduler.execution.engines.facts import TaskReport, TaskState
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.jobs.rows import changes
 from scheduler.models import EngineTask, Job
 from tests import jobs_made
 from tests.builders import NOW

@@ -26,7 +26,7 @@ from scheduler.execution.engines.facts import (
     TaskState,
 )
 from scheduler.execution.engines.policy import EngineRules
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, EngineTask, Job
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid

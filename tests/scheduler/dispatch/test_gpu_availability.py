@@ -12,7 +12,7 @@ from monitor.gpus.rows import closures as availability
 from monitor.gpus.rows import snapshot as snapshot_codec
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
 pytestmark = pytest.mark.django_db

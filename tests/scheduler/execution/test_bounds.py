@@ -15,9 +15,9 @@ from scheduler.execution.steps import hosts as host_capabilities
 from scheduler.execution.steps.specs import ConfinementLimits
 from scheduler.facts.jobs import NewJob
 from scheduler.models import Attempt, HostCapability, Job
-from scheduler.runner.confine import host_probe
+from scheduler.runner.confine import cgroups
+from scheduler.runner.confine.cgroups import CgroupParent
 from scheduler.runner.confine.confinement import DutyCycle
-from scheduler.runner.confine.host_probe import CgroupParent
 from tests import jobs_made
 from tests.builders import GIB, NOW
 
@@ -79,8 +79,8 @@ def test_a_gpus_device_file_is_known_by_its_address(tmp_path: Any) -> None:
         (tmp_path / name / "information").write_text(f"Model: X\nDevice Minor: \t {minor}\n")
     (tmp_path / "broken").mkdir()
 
-    assert host_probe.minors(tmp_path) == {"0:3b:00.0": 2, "0:d8:00.0": 0}
-    assert host_probe.short_pci_id("00000000:3B:00.0") == "0:3b:00.0"
+    assert cgroups.minors(tmp_path) == {"0:3b:00.0": 2, "0:d8:00.0": 0}
+    assert cgroups.short_pci_id("00000000:3B:00.0") == "0:3b:00.0"
 
 
 def test_what_works_here_is_said_in_words() -> None:

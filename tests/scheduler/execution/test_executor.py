@@ -13,7 +13,7 @@ from scheduler.execution.steps import specs
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts import people
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from scheduler.runner.attempt_files import own_claim

@@ -17,7 +17,7 @@ from monitor.gpus.rows import snapshot as snapshots
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_closures import LockClaims
 from scheduler.models import LockRefusal
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from scheduler.runner.confine import locks
 from scheduler.runner.confine.locks import HeldLocks
 from tests.builders import NOW, claim, gpu_uuid, snapshot

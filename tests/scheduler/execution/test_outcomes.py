@@ -14,12 +14,12 @@ from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import outcomes
 from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield
-from scheduler.jobs.lifecycle.policy import MOST_LOST
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import queue_facts, transitions
+from scheduler.jobs.policy import MOST_LOST
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import durations, transitions
 from scheduler.models import Attempt, Job, ModelService
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
 from tests import jobs_made
@@ -371,7 +371,7 @@ def test_a_job_that_runners_go_on_refusing_pauses_longer_and_longer(alice: User)
         pauses.append(None if at is None else (at - LATER).total_seconds())
 
     assert pauses == [None, None, 10, 20, 40]
-    (blocker,) = queue_facts.load(LATER)[job.pk]
+    (blocker,) = durations.load(LATER)[job.pk]
     assert blocker.code == "Backoff"
     assert "could not be started (gpu0.lock can't be locked)" in text(blocker)
     assert _kinds().count("JOB_REQUEUED") == 1
@@ -397,7 +397,7 @@ def test_a_job_waits_while_the_directory_of_its_account_is_away(alice: User) -> 
         pauses.append((at - LATER).total_seconds())
 
     assert pauses == [10, 20, 40, 80, 160, 300, 300]
-    (blocker,) = queue_facts.load(LATER)[job.pk]
+    (blocker,) = durations.load(LATER)[job.pk]
     assert blocker.code == "Backoff"
     assert "the service ldap does not answer" in text(blocker)
     assert _kinds().count("JOB_REQUEUED") == 1

@@ -11,7 +11,7 @@ from django.db import connection, transaction
 
 from gpucoord_site.config.settings import load_config
 from scheduler.dispatch import inputs as plan_inputs
-from scheduler.execution import tasks as scheduler_pass
+from scheduler.dispatch import tasks as scheduler_pass
 from tests import jobs_made
 from tests.builders import NOW
 
@@ -46,7 +46,7 @@ def test_no_question_of_a_pass_reads_all_jobs_that_ever_were(alice: User, data: 
         requests.append((sql, params))
         return execute(sql, params, many, context)
 
-    step = scheduler_pass.build(transaction.atomic)
+    step = scheduler_pass.build_scheduler(transaction.atomic)
     step.step(NOW)
     with connection.execute_wrapper(note):
         step.step(NOW + timedelta(seconds=1))

@@ -181,7 +181,7 @@ def test_a_fault_of_ours_is_500_in_json(api: Api, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("scheduler.jobs.lifecycle.rows.changes.submit_all", fail)
+    monkeypatch.setattr("scheduler.jobs.rows.changes.submit_all", fail)
     status, answer = api.submit()
 
     assert status == 500

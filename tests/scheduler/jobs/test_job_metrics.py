@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.facts.jobs import Outcome
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Job
 from tests.builders import NOW
 from tests.jobs_made import finished, placed, running, waiting

@@ -14,7 +14,7 @@ import pytest
 from scheduler.execution.policy import BoundsPolicy, outcome_of
 from scheduler.facts.jobs import Outcome
 from scheduler.runner.confine.cgroups import Cgroup
-from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes
+from scheduler.runner.confine.confinement import MemoryGuard, used_bytes
 from scheduler.runner.process_tree import ProcessInfo
 from scheduler.runner.spec import Bounds, Spec
 from tests.builders import GIB

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.runner import files
-from scheduler.runner.yield_files import READABLE
+from scheduler.runner.files import READABLE
 
 Write = Callable[[Path], object]
 

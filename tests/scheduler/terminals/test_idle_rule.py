@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from monitor.models import Gpu, ProcessMinute, ProcessUse
 from scheduler.facts.jobs import JobState
 from scheduler.models import Job
-from scheduler.queue.sizing.policy import GpuMinute
+from scheduler.queue.planner.sizing import GpuMinute
 from scheduler.terminals.policy import InteractivePolicy, Step, decide, ends_at, used_at, warning
 from scheduler.terminals.step import IdleTerminals
 from tests import jobs_made

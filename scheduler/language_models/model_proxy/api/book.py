@@ -28,7 +28,7 @@ from scheduler.facts.language_models import Instance, Request, Service, Wait
 from scheduler.language_models.model_proxy import rows
 from scheduler.language_models.model_proxy.policy import Caller, Refused, UnknownTokens
 from scheduler.language_models.model_proxy.rows import Counts, Situation, SituationReader
-from scheduler.language_models.model_services import actions
+from scheduler.language_models.model_services import steps
 from scheduler.language_models.prompts.policy import Router
 from scheduler.language_models.prompts.rows import Use
 
@@ -395,7 +395,7 @@ class Book:
 
     async def _replace_failing(self) -> None:
         for id_, reason in self.board.take_failing().items():
-            replace_it = partial(actions.replace_failing, id_, reason, timezone.now())
+            replace_it = partial(steps.replace_failing, id_, reason, timezone.now())
             if await self._attempt(replace_it) is FAILED:
                 self.board.restore_failing({id_: reason})
 

@@ -14,9 +14,9 @@ from monitor.owners.probes.credentials import words_of
 from monitor.owners.probes.listeners import listening_uids
 from scheduler.disk.probes import mount_table
 from scheduler.runner import process_tree
-from scheduler.runner.confine.host_probe import hierarchies, own_cgroups
+from scheduler.runner.confine.cgroups import hierarchies, own_cgroups
+from scheduler.runner.confine.confinement import private_pages, used_bytes
 from scheduler.runner.confine.locks import flocks
-from scheduler.runner.confine.memory_guard import private_pages, used_bytes
 from scheduler.runner.process_tree import ProcessInfo
 from tests import kernel_texts
 from tests.builders import GIB, NOW

@@ -10,7 +10,7 @@ from monitor.models import Gpu
 from monitor.usage.pages import content
 from monitor.usage.pages.chart_panels import History, coverage, history
 from monitor.usage.policy.ranges import HistoryWindow, Source
-from scheduler.queue.sizing.policy import GpuMinute, summarise
+from scheduler.queue.planner.sizing import GpuMinute, summarise
 from tests.builders import GIB, NOW
 
 T = int(NOW.timestamp())

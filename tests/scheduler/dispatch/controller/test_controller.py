@@ -92,7 +92,7 @@ def test_it_has_rows_added_up_each_minute_and_old_ones_pruned_every_few() -> Non
 
 
 def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
-    assert controller_tasks.build(transaction.atomic).step(NOW).queued == (
+    assert controller_tasks.build_controller(transaction.atomic).step(NOW).queued == (
         "roll_up",
         "prune",
         "find_patterns",

@@ -30,7 +30,7 @@ from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_store
+from scheduler.jobs.rows import changes as job_store
 from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files

@@ -11,8 +11,8 @@ from scheduler.dispatch.steps import yields as yield_requests
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import YieldOptions
 from scheduler.facts.plans import Yield
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import GpuHold, Job, YieldRequest
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid

@@ -17,7 +17,7 @@ from monitor.owners.policy import attribute, job_cgroup_of
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines.policy import ReportedProcess
 from scheduler.facts.jobs import Identity
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, Job
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid, snapshot

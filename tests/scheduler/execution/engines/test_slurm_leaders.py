@@ -21,7 +21,7 @@ from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines import slurm
 from scheduler.execution.engines.policy import ReportedProcess, refusal_of
 from scheduler.facts.jobs import Identity
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, Job
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid

@@ -25,9 +25,9 @@ from scheduler.dispatch.steps.dispatcher import (
 )
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.facts.plans import Placement, Plan, PlanPolicy, Slots, Yield
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import HostForecast, Job, YieldRequest
-from scheduler.queue.planner.forecast.forecast import Estimate
+from scheduler.queue.planner.forecasts import Estimate
 from scheduler.queue.planner.gates import PlannerThresholds
 from tests.builders import NOW, gpu, gpu_uuid, host, queued_job, slot, snapshot
 

@@ -30,7 +30,7 @@ from scheduler.execution.steps.hosts import HostWatch
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import files
 from tests import jobs_made

@@ -16,7 +16,7 @@ from scheduler.execution.policy import (
     run_time,
 )
 from scheduler.facts.jobs import RunTime
-from scheduler.queue.planner.forecast.classes import expected_end
+from scheduler.queue.planner.forecast_classes import expected_end
 from tests.builders import NOW
 
 MINUTE = timedelta(minutes=1)

@@ -10,9 +10,9 @@ from monitor.journal.rows import counters
 from monitor.models import Event
 from scheduler.facts.jobs import Dependency, NewJob, Outcome, Requirement
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import relations, transitions
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import relations, transitions
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW

@@ -9,14 +9,14 @@ from django.utils import timezone
 
 from monitor.pages.metrics import Families
 from scheduler import metrics
-from scheduler.jobs.lifecycle.policy import (
+from scheduler.jobs.policy import (
     PERIODS,
     Calibration,
     PredictedStart,
     RunsKnown,
     calibrations,
 )
-from scheduler.jobs.lifecycle.rows import durations
+from scheduler.jobs.rows import durations
 from scheduler.models import Attempt, Job
 from tests import jobs_made
 from tests.builders import NOW

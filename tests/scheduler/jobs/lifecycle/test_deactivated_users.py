@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.models import User
 
-from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_changes
 from scheduler.models import Job
 from tests.builders import NOW
 from tests.jobs_made import finished, running, waiting

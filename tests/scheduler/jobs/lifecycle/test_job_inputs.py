@@ -10,9 +10,9 @@ from django.db.models import Q
 from django.test import Client
 
 from scheduler.execution.steps import specs
-from scheduler.jobs.lifecycle import steps
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs import steps
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions

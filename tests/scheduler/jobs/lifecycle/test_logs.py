@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.jobs.lifecycle import probes as job_logs
-from scheduler.jobs.lifecycle.probes import Decoder, as_displayed, clean
+from scheduler.jobs import probes as job_logs
+from scheduler.jobs.probes import Decoder, as_displayed, clean
 from scheduler.templatetags import job_tags
 
 

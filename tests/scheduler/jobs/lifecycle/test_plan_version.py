@@ -11,8 +11,8 @@ from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import TRIES, Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import Plan, PlanPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import transitions
 from scheduler.models import Attempt, Job, PlanVersion, Quota
 from scheduler.queue.planner.plan import plan
 from tests.builders import NOW, gpu, gpu_uuid, host, snapshot

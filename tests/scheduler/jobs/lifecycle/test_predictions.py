@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from scheduler.jobs.lifecycle.rows import durations
 from scheduler.jobs.pages import serialise
+from scheduler.jobs.rows import durations
 from scheduler.models import Job
-from scheduler.queue.planner.forecast.forecast import Estimate
+from scheduler.queue.planner.forecasts import Estimate
 from tests import jobs_made
 from tests.builders import NOW
 

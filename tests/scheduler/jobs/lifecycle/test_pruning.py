@@ -12,8 +12,8 @@ from django.db.models import Sum
 from monitor.models import Claim
 from monitor.usage.rows import rollups
 from monitor.usage.rows.rollups import RetentionPeriods
-from scheduler.jobs.lifecycle.policy import RetentionPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.policy import RetentionPolicy
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
 from scheduler.runner import attempt_files, files
 from tests import jobs_made
@@ -117,7 +117,7 @@ def test_the_values_of_variables_are_dropped_at_the_end(alice: User, how: str) -
 
 
 def test_a_job_that_runs_again_keeps_its_variables(alice: User) -> None:
-    from scheduler.jobs.lifecycle.rows import transitions
+    from scheduler.jobs.rows import transitions
 
     job, attempt = jobs_made.placed(alice, env=SECRET)
     transitions.return_to_queue(attempt, "No runner took it up.", NOW)

@@ -13,9 +13,9 @@ from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import AttemptEnding, Identity, JobState, NewJob, Outcome
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.policy import RetryDecision
-from scheduler.jobs.lifecycle.rows import changes, transitions
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.policy import RetryDecision
+from scheduler.jobs.rows import changes, transitions
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from tests.builders import NOW, gpu_uuid

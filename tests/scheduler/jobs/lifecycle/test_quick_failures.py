@@ -9,8 +9,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler.jobs.lifecycle.policy import CrashGuard, EndedJob, last_lines, program, quick_series
-from scheduler.jobs.lifecycle.rows import changes, relations
+from scheduler.jobs.policy import CrashGuard, EndedJob, last_lines, program, quick_series
+from scheduler.jobs.rows import changes, relations
 from scheduler.models import Job, NotificationSettings
 from tests import jobs_made
 from tests.builders import NOW

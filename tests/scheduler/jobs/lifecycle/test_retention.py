@@ -14,7 +14,7 @@ from django.test import Client
 from monitor.facts.readings import FileSystemSpace
 from monitor.models import PolicyValues
 from monitor.runtime.probes import disk_space
-from scheduler.jobs.lifecycle.steps import Clearer
+from scheduler.jobs.steps import Clearer
 from scheduler.models import Attempt, Job
 from scheduler.runner import clearing
 from tests import jobs_made

@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.jobs.lifecycle.policy import RetainedFiles, RetentionPolicy, select_expired
+from scheduler.jobs.policy import RetainedFiles, RetentionPolicy, select_expired
 from tests.builders import GIB, NOW
 
 POLICY = RetentionPolicy()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.facts.jobs import Outcome
-from scheduler.jobs.lifecycle.policy import (
+from scheduler.jobs.policy import (
     AttemptEnd,
     FailureCause,
     RetryDecision,

@@ -18,13 +18,13 @@ from scheduler.facts.jobs import (
     YieldOptions,
 )
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.rows import changes as job_changes
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import queue_facts, relations, transitions
-from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
+from scheduler.jobs.rows import changes as job_changes
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import durations, relations, transitions
+from scheduler.jobs.rows.relations import UnmetDependencies
 from scheduler.models import Job, JobDependency
 from scheduler.models.jobs import conditional
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests import jobs_made
 from tests.builders import NOW
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
 
 def _codes() -> dict[int, list[str]]:
-    return {job: [one.code for one in waits] for job, waits in queue_facts.load(NOW).items()}
+    return {job: [one.code for one in waits] for job, waits in durations.load(NOW).items()}
 
 
 def _chain(alice: User, on: Job, after: DependencyKind = DependencyKind.SUCCESS) -> Job:
@@ -47,7 +47,7 @@ def _state(job: Job) -> tuple[str, str]:
 def test_ordinary_jobs_cost_one_look_at_an_empty_index(alice: User) -> None:
     jobs_made.waiting(alice)
     with CaptureQueriesContext(connection) as queries:
-        assert queue_facts.load(NOW) == {}
+        assert durations.load(NOW) == {}
 
     assert len(queries) == 1
     looked = Job.objects.filter(conditional(), state="queued").values_list("id")
@@ -166,7 +166,7 @@ def test_a_held_job_waits_for_a_person(alice: User, bob: User) -> None:
     job = jobs_made.waiting(alice)
     assert job_changes.hold_job(job.pk, "alice", NOW, "the data is not there yet")
     assert not job_changes.hold_job(job.pk, "alice", NOW)
-    (blocker,) = queue_facts.load(NOW)[job.pk]
+    (blocker,) = durations.load(NOW)[job.pk]
     assert text(blocker) == "alice holds it until it is released: the data is not there yet."
 
     job.refresh_from_db()
@@ -240,9 +240,7 @@ def test_dependencies_kept_from_pass_to_pass_are_those_in_the_rows(alice: User, 
         jobs.extend(Job.objects.filter(array=first.pk) if array else [first])
 
     def end() -> None:
-        ready = [
-            job for job in jobs if job.state == "queued" and job.pk not in queue_facts.load(NOW)
-        ]
+        ready = [job for job in jobs if job.state == "queued" and job.pk not in durations.load(NOW)]
         for job in ready[:1]:
             jobs_made.place_again(job, on=())
             jobs_made.end(job, chance.choice(["succeeded", "succeeded", "failed"]))
@@ -257,8 +255,8 @@ def test_dependencies_kept_from_pass_to_pass_are_those_in_the_rows(alice: User, 
         chance.choice([submit, submit, submit, end, end, delete])()
         for job in jobs:
             job.refresh_from_db()
-        fresh = queue_facts.load(NOW)
-        assert queue_facts.load(NOW, unmet=kept) == fresh
+        fresh = durations.load(NOW)
+        assert durations.load(NOW, unmet=kept) == fresh
         changed += len(fresh)
     assert changed > 20
 
@@ -266,14 +264,14 @@ def test_dependencies_kept_from_pass_to_pass_are_those_in_the_rows(alice: User, 
 def test_only_dependencies_of_new_jobs_are_read_again(alice: User) -> None:
     kept, first = UnmetDependencies(), jobs_made.waiting(alice)
     _chain(alice, first)
-    queue_facts.load(NOW, unmet=kept)
+    durations.load(NOW, unmet=kept)
 
     with CaptureQueriesContext(connection) as queries:
-        queue_facts.load(NOW, unmet=kept)
+        durations.load(NOW, unmet=kept)
     assert not [query for query in queries if "scheduler_jobdependency" in query["sql"]]
 
     new = _chain(alice, first)
-    assert new.pk in queue_facts.load(NOW, unmet=kept)
+    assert new.pk in durations.load(NOW, unmet=kept)
 
 
 def test_a_dependency_of_an_unknown_kind_keeps_only_its_own_job_waiting(alice: User) -> None:

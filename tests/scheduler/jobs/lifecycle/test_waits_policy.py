@@ -5,8 +5,8 @@ from typing import Any
 
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import DependencyKind
-from scheduler.jobs.lifecycle.policy import Condition, waits
-from scheduler.queue.blockers.wording import text
+from scheduler.jobs.policy import Condition, waits
+from scheduler.queue.wording import text
 from tests.builders import NOW
 
 HOUR = timedelta(hours=1)

@@ -16,9 +16,9 @@ from gpucoord_site.asgi import application
 from monitor.pages import hub as live_socket
 from monitor.pages.hub import FAILED, FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from monitor.runtime.rows.item_isolation import FaultLog
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.live import consumers
-from scheduler.jobs.live import consumers as live_consumers
+from scheduler.jobs import consumers
+from scheduler.jobs import consumers as live_consumers
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW

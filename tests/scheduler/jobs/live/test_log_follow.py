@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.execution.probes import RemoteLog
-from scheduler.jobs.lifecycle.probes import LogPiece
-from scheduler.jobs.live.consumers import JobView, LogTails
+from scheduler.jobs.consumers import JobView, LogTails
+from scheduler.jobs.probes import LogPiece
 from tests.pace import LONGEST_S
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,8 +12,8 @@ from django.test import Client
 
 from monitor.models import Message
 from scheduler.facts.jobs import NoticeKind
-from scheduler.jobs.notifications import rows
 from scheduler.jobs.notifications import step as actions
+from scheduler.jobs.notifications import step as rows
 from scheduler.jobs.notifications.policy import MOST_PER_HOUR, Letter
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.models import BrowserNotice, Job
@@ -239,7 +239,7 @@ def test_a_report_is_no_notice_of_the_browser(alice: User, as_user: AsUser) -> N
     choose(alice)
     letter = Letter("alice", "report:7", "Your GPU use", "text", "report:7")
 
-    assert rows.store(letter, rows.recipients(["alice"])["alice"], None, NOW) == 0
+    assert rows.store(letter, rows.recipients_of(["alice"])["alice"], None, NOW) == 0
     assert titles(as_user(alice)) == []
 
 

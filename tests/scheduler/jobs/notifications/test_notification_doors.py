@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.models import Channel
-from scheduler.jobs.notifications import rows
+from scheduler.jobs.notifications import step
 from scheduler.models import Job
 
 pytestmark = pytest.mark.django_db
@@ -27,7 +27,7 @@ def test_the_page_saves_what_a_user_wants_to_be_told(browser: Client, alice: Use
     answer = browser.post(PAGE, {"kinds": ["finished"], "by_mail": "on", "service": HOOK})
 
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
-    row = rows.settings_of(alice)
+    row = step.settings_of(alice)
     assert (row.kinds, row.by_mail) == (["finished"], True)
     assert row.channel is not None
 

@@ -11,8 +11,8 @@ from monitor.incidents.alerts.steps import encrypt
 from monitor.journal.rows import events
 from monitor.models import Channel, Message
 from scheduler.facts.jobs import NoticeKind
-from scheduler.jobs.notifications import rows
 from scheduler.jobs.notifications import step as actions
+from scheduler.jobs.notifications import step as rows
 from scheduler.jobs.notifications.policy import MOST_PER_HOUR
 from scheduler.jobs.notifications.step import JobNotifications
 from scheduler.models import Job

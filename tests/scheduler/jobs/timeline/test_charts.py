@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.jobs.timeline import charts
-from scheduler.jobs.timeline.charts import Band, Bar, BarKind, TimelineGpu, UsePiece
+from scheduler import charts
+from scheduler.charts import Band, Bar, BarKind, TimelineGpu, UsePiece
 from scheduler.templatetags.job_tags import bar_words
 
 GIB = 1024**3

@@ -6,9 +6,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import ProcessHour, ProcessMinute
+from scheduler.charts import Bar, TimelineGpu
 from scheduler.facts.jobs import Requirement
-from scheduler.jobs.timeline import rows as timeline_rows
-from scheduler.jobs.timeline.charts import Bar, TimelineGpu
+from scheduler.jobs.pages import timeline as timeline_rows
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.monitor.past import gpu_row, process_use
@@ -67,7 +67,7 @@ def test_only_gpus_that_were_seen_have_a_row() -> None:
     gpu_row("GPU-old", NOW - 2 * DAY)
     gpu_row("GPU-new", NOW)
 
-    assert timeline_rows.gpus(NOW - DAY) == [TimelineGpu("GPU-new", 0, "box")]
+    assert timeline_rows.timeline_gpus(NOW - DAY) == [TimelineGpu("GPU-new", 0, "box")]
 
 
 def test_older_use_comes_by_the_hour_and_lately_by_five_minutes() -> None:

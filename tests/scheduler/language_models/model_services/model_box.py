@@ -16,8 +16,8 @@ from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import transitions
 from scheduler.language_models.model_services import rows
 from scheduler.language_models.model_services.probes import HealthProbe
 from scheduler.language_models.model_services.step import ModelStep

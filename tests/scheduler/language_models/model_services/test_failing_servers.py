@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monitor.models import Event
-from scheduler.language_models.model_services import actions
+from scheduler.language_models.model_services import steps
 from scheduler.models import ModelInstance
 from tests.scheduler.language_models.model_services.model_box import Box, load, ready
 
@@ -17,7 +17,7 @@ def test_it_is_drained_with_event_and_reason_and_another_one_boots() -> None:
     box = Box()
     failing = load(box, min_instances=1)
 
-    assert actions.replace_failing(failing.pk, REASON, box.now)
+    assert steps.replace_failing(failing.pk, REASON, box.now)
     failing.refresh_from_db()
     assert (failing.state, failing.reason) == ("draining", REASON)
     event = Event.objects.get(kind="MODEL_FAILED")
@@ -40,7 +40,7 @@ def test_the_pause_grows_while_new_instances_fail_with_all_requests() -> None:
     instance = load(box, min_instances=1)
     for _ in range(3):
         ModelInstance.objects.filter(pk=instance.pk).update(failures=5)
-        actions.replace_failing(instance.pk, REASON, box.now)
+        steps.replace_failing(instance.pk, REASON, box.now)
         instance.service.refresh_from_db()
         assert instance.service.retry_at is not None
         pauses.append((instance.service.retry_at - box.now).total_seconds())
@@ -61,7 +61,7 @@ def test_an_instance_that_answered_before_begins_with_the_shortest_pause() -> No
     instance.service.instances.create(
         state="stopped", since=box.now, ended_at=box.now, failures=5, gpu_uuids=[]
     )
-    actions.replace_failing(instance.pk, REASON, box.now)
+    steps.replace_failing(instance.pk, REASON, box.now)
 
     instance.service.refresh_from_db()
     assert instance.service.failures == 1
@@ -72,4 +72,4 @@ def test_an_instance_that_is_not_ready_any_more_stays_as_it_is() -> None:
     instance = load(box)
     ModelInstance.objects.filter(pk=instance.pk).update(state="cooling")
 
-    assert not actions.replace_failing(instance.pk, REASON, box.now)
+    assert not steps.replace_failing(instance.pk, REASON, box.now)

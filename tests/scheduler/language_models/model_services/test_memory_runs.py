@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.models import Claim
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.language_models.model_services import rows
 from scheduler.models import Job, ModelInstance, ModelService
 from tests.builders import GIB, gpu_uuid

@@ -12,7 +12,7 @@ from monitor.facts.gpus import GpuState
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Claim
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.language_models.model_proxy import rows as proxy_rows
 from scheduler.language_models.model_proxy.rows import Counts
 from scheduler.models import Job

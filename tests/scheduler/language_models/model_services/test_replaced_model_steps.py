@@ -10,7 +10,7 @@ from django.db import transaction
 
 from monitor.models import Event
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import ModelInstance
 from tests.builders import GIB
 from tests.scheduler.language_models.model_services.model_box import Box, service

@@ -14,7 +14,7 @@ from django.test import Client
 
 from monitor.models import AuditEntry, Host
 from scheduler.facts import model_fields as policy
-from scheduler.language_models.model_services import actions, rows
+from scheduler.language_models.model_services import rows, steps
 from scheduler.models import ModelInstance, ModelService
 from scheduler.runner import accounts
 from tests.builders import NOW
@@ -319,9 +319,9 @@ def test_an_account_that_the_only_host_does_not_have_is_refused(
     settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
     new = {"name": "small", "argv": ["serve", "{port}"], "account": "vanished"}
 
-    with pytest.raises(actions.InvalidService, match="no OS account vanished"):
-        actions.create(new, root, NOW)
+    with pytest.raises(steps.InvalidService, match="no OS account vanished"):
+        steps.create(new, root, NOW)
     # Another host may have it.
     for name in ("here", "there"):
         Host.objects.create(name=name, joined_at=NOW)
-    assert actions.create(new, root, NOW).account == "vanished"
+    assert steps.create(new, root, NOW).account == "vanished"

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from monitor.models import Claim, Event
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.language_models import InstanceFact, InstanceState
-from scheduler.jobs.lifecycle.rows import changes as job_queue
+from scheduler.jobs.rows import changes as job_queue
 from scheduler.language_models.model_services import policy, rows
 from scheduler.language_models.model_services.policy import Release
 from scheduler.models import Job, ModelInstance, ModelService

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from monitor.pages.metrics import Families
 from scheduler.facts.language_models import MOST_ATTEMPTS, MOST_RESTARTS
-from scheduler.language_models.model_services import actions
+from scheduler.language_models.model_services import steps
 from scheduler.language_models.prompts import metrics, rows
 from scheduler.language_models.prompts import rows as prompt_actions
 from scheduler.models import ModelService, ModelUse, Prompt, Quota
@@ -202,7 +202,7 @@ def test_a_removed_service_fails_its_open_prompts_with_the_reason(
     waiting, running = prompt_of(alice), prompt_of(alice, status="running", attempt=1)
     complete, other = prompt_of(alice, status="complete"), prompt_of(alice, model="other")
 
-    actions.remove(small, root, NOW)
+    steps.remove(small, root, NOW)
 
     ended = [Prompt.objects.get(pk=row.pk) for row in (waiting, running)]
     assert [(row.status, row.error) for row in ended] == [
@@ -214,8 +214,8 @@ def test_a_removed_service_fails_its_open_prompts_with_the_reason(
 
 
 def test_the_name_of_a_service_stays(small: ModelService, root: User) -> None:
-    with pytest.raises(actions.InvalidService, match="can't be changed"):
-        actions.change(small, {"name": "large"}, root, NOW)
+    with pytest.raises(steps.InvalidService, match="can't be changed"):
+        steps.change(small, {"name": "large"}, root, NOW)
 
 
 def test_a_look_at_the_queue_reads_no_texts(alice: User, bob: User) -> None:

@@ -18,16 +18,10 @@ from monitor.models import Agent, ApiToken
 from monitor.owners import rows as tokens
 from monitor.pages import cards
 from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.rows import durations
 from scheduler.limits.quotas import rows
-from scheduler.limits.quotas.policy.agents import (
-    AgentJob,
-    AgentLimits,
-    AgentUse,
-    bounded,
-    refusals,
-    waits,
-)
+from scheduler.limits.quotas.policy.quotas import AgentJob, AgentLimits, AgentUse, bounded, waits
+from scheduler.limits.quotas.policy.quotas import agent_refusals as refusals
 from scheduler.models import Attempt, Job
 from tests import builders, jobs_made
 from tests.builders import NOW
@@ -159,7 +153,7 @@ def test_it_cancels_its_own_jobs(rest: Rest) -> None:
 def test_waiting_jobs_beyond_the_limit_say_so(rest: Rest) -> None:
     numbers = [rest.submit().json()["id"] for _ in range(4)]
 
-    waiting = queue_facts.with_waits(queue_facts.queue(lambda *_: None), timezone.now())
+    waiting = durations.with_waits(durations.queue(lambda *_: None), timezone.now())
     blocked = {each.id: each.waits[0].code.value for each in waiting if each.waits}
     assert blocked == dict.fromkeys(numbers[2:], "AgentMaxJobs")
 
@@ -245,6 +239,6 @@ def test_the_planner_serves_other_jobs_first(rest: Rest) -> None:
     body = '{"command": "true", "gpus": 0, "priority": 3}'
     number = rest.submit(body).json()["id"]
 
-    (queued,) = queue_facts.queue(lambda *_: None)
+    (queued,) = durations.queue(lambda *_: None)
     assert (queued.id, queued.priority) == (number, 1)
     assert Job.objects.get(pk=number).priority == 3

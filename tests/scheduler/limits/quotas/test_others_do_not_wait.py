@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from reports.capacity.policy.demand import RecordedJob
 from reports.capacity.policy.replay import Replay, ReplayInput
 from scheduler.facts.jobs import QueuedJob
-from scheduler.limits.quotas.policy.agents import (
+from scheduler.limits.quotas.policy.quotas import (
     DEFAULT_PRIORITY,
     MOST_PRIORITY,
     PRIORITY_IN_PLANS,

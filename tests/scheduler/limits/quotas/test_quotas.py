@@ -14,7 +14,7 @@ from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
 from scheduler.facts.plans import Throttle
 from scheduler.limits.quotas.policy import quotas
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests.builders import GIB, gpu_uuid
 
 HOUR = timedelta(hours=1)

@@ -12,8 +12,8 @@ from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
 from scheduler.fair_share import rows as fair_share
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import transitions
 from scheduler.limits.quotas.step import Charging
 from scheduler.models import Attempt, Job, Quota
 from tests.builders import GIB, NOW, process, snapshot

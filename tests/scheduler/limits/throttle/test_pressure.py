@@ -17,11 +17,11 @@ from monitor.models import Constraint, Gpu
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import PriorityClass, Requirement
 from scheduler.facts.plans import RunningJob, Throttle
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.policy.throttle import Mode, ModePolicy
 from scheduler.limits.throttle.step import ThrottleStep, bound
 from scheduler.models import Job, ModeState, ThrottleState
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 

@@ -7,7 +7,7 @@ import pytest
 from monitor.models import Constraint
 from monitor.pages.metrics import Families
 from scheduler import metrics
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.policy.throttle import Mode
 from scheduler.limits.throttle.step import ThrottleStep
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

@@ -16,11 +16,11 @@ from scheduler.dispatch.steps.controller import Controller, IncidentWatch
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.rows.changes import submit
-from scheduler.jobs.lifecycle.rows.transitions import record_end
+from scheduler.jobs.rows.changes import submit
+from scheduler.jobs.rows.transitions import record_end
 from scheduler.limits.quotas.step import Charging
 from scheduler.limits.throttle import pages as throttle_region
-from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle import step as throttle_rows
 from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.models import Attempt, Job, Quota
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

@@ -25,7 +25,7 @@ from scheduler.limits.time_windows.policy import (
     spans,
     trusted,
 )
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests.builders import GIB, gpu_uuid, slot
 
 # A Monday, 12:00 in UTC, 13:00 in Berlin.

@@ -9,9 +9,9 @@ from scheduler.facts.jobs import PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.limits.quotas.policy.quotas import above_share
-from scheduler.queue.blockers import policy as stored_blockers
-from scheduler.queue.blockers import wording as blocker_wording
-from scheduler.queue.planner.forecast import forecast
+from scheduler.queue import wording as blocker_wording
+from scheduler.queue.planner import blockers as stored_blockers
+from scheduler.queue.planner import forecasts
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
 EIGHT = Capacity(gpu_uuids=tuple(gpu_uuid(index) for index in range(8)), gpu_bytes=80 * GIB)
@@ -107,12 +107,12 @@ def test_another_wording_changes_no_estimate(monkeypatch: pytest.MonkeyPatch) ->
     )
     slots = Slots(host="gpubox", gpus=(busy, closed))
     queue = [queued_job(1)]
-    before = forecast.forecast(queue, slots, PlanPolicy(), NOW)
+    before = forecasts.forecast(queue, slots, PlanPolicy(), NOW)
 
     for code in BlockerCode:
         monkeypatch.setitem(blocker_wording._TEXTS, code, lambda _: "x")  # type: ignore[arg-type]
 
-    assert forecast.forecast(queue, slots, PlanPolicy(), NOW) == before
+    assert forecasts.forecast(queue, slots, PlanPolicy(), NOW) == before
 
 
 def test_the_figures_of_a_share_add_up() -> None:
@@ -197,7 +197,7 @@ def test_a_job_that_can_never_start_has_no_position_and_no_time() -> None:
         queued_job(2, owner="bob", requirement=Requirement(gpus=9)),
     ]
 
-    starts = forecast.forecast(queue, slots, PlanPolicy(), NOW)
+    starts = forecasts.forecast(queue, slots, PlanPolicy(), NOW)
 
     assert {(each.never, each.position, each.p50) for each in starts.values()} == {
         (True, None, None)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import Holder, Plan, PlanPolicy, Slot, Slots
-from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner.plan import plan
+from scheduler.queue.wording import text
 from tests.builders import GIB, NOW, queued_job, slot
 
 memory = st.integers(0, 96).map(lambda n: n * GIB)

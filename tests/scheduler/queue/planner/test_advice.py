@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Throttle
-from scheduler.queue.planner.forecast.advice import Advice, AdviceFacts, World, advise
-from scheduler.queue.planner.forecast.forecast import start_before, what_if
+from scheduler.queue.planner.forecasts import (
+    Advice,
+    AdviceFacts,
+    World,
+    advise,
+    start_before,
+    what_if,
+)
 from scheduler.queue.planner.gates import PlannerThresholds
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
@@ -183,7 +189,7 @@ def test_no_more_changes_are_planned_than_a_long_queue_allows(
     queue = [queued_job(n, exclusive=True) for n in range(2, 5000)]
     planned: list[int] = []
     monkeypatch.setattr(
-        "scheduler.queue.planner.forecast.advice.start_before",
+        "scheduler.queue.planner.forecasts.start_before",
         lambda *given: planned.append(1) or start_before(given[0], [], *given[2:]),
     )
 

@@ -11,12 +11,12 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import Holder, PlanPolicy, Slot, Slots, Throttle
-from scheduler.queue.blockers import policy as stored_blockers
-from scheduler.queue.blockers.policy import Reason
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.planner import blockers as stored_blockers
+from scheduler.queue.planner.blockers import Reason
 from scheduler.queue.planner.matching import reject_code, rejections
 from scheduler.queue.planner.order import Shares
 from scheduler.queue.planner.plan import plan
+from scheduler.queue.wording import text
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
 POLICY = PlanPolicy()

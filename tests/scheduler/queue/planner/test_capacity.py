@@ -12,9 +12,9 @@ from monitor.facts.gpus import Condition
 from monitor.facts.readings import ComputeMode, Health, Limits, ProcessReading, Snapshot
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
-from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner import capacity, matching
 from scheduler.queue.planner.plan import plan
+from scheduler.queue.wording import text
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, queued_job, snapshot
 
 POLICY = PlanPolicy(margin_bytes=0)

@@ -8,10 +8,10 @@ from typing import Any
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner.capacity import HostPolicy
 from scheduler.queue.planner.gates import PlannerThresholds
 from scheduler.queue.planner.plan import plan
+from scheduler.queue.wording import text
 from tests.builders import GIB, NOW, queued_job, slot
 
 POLICY = PlanPolicy(cpu_jobs=100, host_memory_bytes=64 * GIB, host_cpus=16.0)

@@ -12,9 +12,9 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount, Window
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Throttle
-from scheduler.jobs.lifecycle.policy import Condition, waits
-from scheduler.queue.planner.forecast import forecast as forecast_module
-from scheduler.queue.planner.forecast.forecast import Estimate, forecast, what_if
+from scheduler.jobs.policy import Condition, waits
+from scheduler.queue.planner import forecasts as forecast_module
+from scheduler.queue.planner.forecasts import Estimate, forecast, what_if
 from scheduler.queue.planner.order import OrderPolicy, order_factors
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 

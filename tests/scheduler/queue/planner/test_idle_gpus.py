@@ -11,7 +11,7 @@ from monitor.journal.rows import events
 from monitor.models import Incident
 from scheduler.dispatch.steps.controller import IdleResources
 from scheduler.models import Job
-from scheduler.queue.planner.idle_gpus import IdlePolicy, WaitingJob, beside, long_idle
+from scheduler.submission.idle_work.policy import IdlePolicy, WaitingJob, beside, long_idle
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.alerts_made import incident, later

@@ -7,9 +7,9 @@ import pytest
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import Holder, PlanPolicy, Slot
-from scheduler.queue.blockers.policy import condition
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.planner.blockers import condition
 from scheduler.queue.planner.matching import rejections
+from scheduler.queue.wording import text
 from tests.builders import GIB, slot
 
 POLICY = PlanPolicy()

@@ -14,7 +14,7 @@ from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import QueuedJob, RunTime
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, Slots
-from scheduler.queue.planner.forecast.forecast import forecast, what_if
+from scheduler.queue.planner.forecasts import forecast, what_if
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.scheduler.queue.planner.test_planning_whole import PEOPLE, machines, queues

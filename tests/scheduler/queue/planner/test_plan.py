@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scheduler.facts.blockers import Blocker, BlockerCode
-from scheduler.queue.blockers.wording import text
+from scheduler.queue.wording import text
 from tests.builders import GIB, gpu_uuid
 from tests.scheduler.placing import Case
 

@@ -15,7 +15,7 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import PriorityClass, QueuedJob, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
-from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.forecasts import forecast
 from scheduler.queue.planner.placement import after_placement
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, queued_job, slot

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
-from scheduler.queue.blockers import wording
+from scheduler.queue import wording
 from scheduler.queue.planner import gates, matching, placement
 from scheduler.queue.planner.plan import plan
 from scheduler.queue.planner.preemption import PreemptionPolicy, deadline_of, victims

@@ -11,8 +11,8 @@ from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import RunningJob
-from scheduler.queue.blockers.wording import text
 from scheduler.queue.planner import capacity, preemption
+from scheduler.queue.wording import text
 from tests.builders import NOW, gpu_uuid, snapshot
 
 ALL = PresencePolicy(enabled=True, yields="all")

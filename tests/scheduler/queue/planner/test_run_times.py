@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from scheduler.facts.jobs import RunTime
 from scheduler.facts.plans import PlanPolicy, Slots
-from scheduler.queue.planner.forecast.classes import EndedJob, History, expected, history, remaining
-from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.forecast_classes import EndedJob, History, expected, history, remaining
+from scheduler.queue.planner.forecasts import forecast
 from tests.bench.bench_predictions import MIXED, mixed, recordings, replayed, summary
 from tests.builders import NOW, queued_job, slot
 

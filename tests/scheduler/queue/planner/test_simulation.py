@@ -15,7 +15,7 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots
-from scheduler.queue.planner.forecast.forecast import Estimate, forecast
+from scheduler.queue.planner.forecasts import Estimate, forecast
 from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 from tests.scheduler.queue.planner.test_planning_whole import machines, queues

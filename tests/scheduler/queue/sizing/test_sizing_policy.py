@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.queue.sizing.policy import (
+from scheduler.queue.planner.sizing import (
     MIB,
     RUNS,
     GpuMinute,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.queue.sizing.policy import SizingPolicy
+from scheduler.queue.planner.sizing import SizingPolicy
 from tests.scheduler.queue.sizing.trace import replay, trace
 
 

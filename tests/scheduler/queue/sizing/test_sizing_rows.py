@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu, ProcessMinute
 from scheduler.facts.jobs import NewJob, Requirement
+from scheduler.jobs import steps
+from scheduler.jobs.steps import AttemptUses
 from scheduler.models import Attempt, AttemptUse, Job
-from scheduler.queue.sizing import step
-from scheduler.queue.sizing.step import AttemptUses
 from scheduler.submission.intake import actions as intake_actions
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, snapshot
@@ -109,14 +109,14 @@ def test_one_attempt_that_cannot_be_recorded_keeps_no_other_from_it(
     bad, good = jobs_made.running(alice), jobs_made.running(alice, (1,))
     for job in (bad, good):
         jobs_made.end(job)
-    real = step.measured
+    real = steps.measured
 
     def odd(attempt: Attempt) -> Any:
         if attempt.job_id == bad.pk:
             raise ZeroDivisionError
         return real(attempt)
 
-    monkeypatch.setattr(step, "measured", odd)
+    monkeypatch.setattr(steps, "measured", odd)
 
     assert AttemptUses("gpubox").judge(None, LATER) == [good.pk]
     assert Attempt.objects.get(job=bad).use_due_at is not None

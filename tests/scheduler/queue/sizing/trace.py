@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.queue.sizing.policy import SizingPolicy, fingerprint, suggest
+from scheduler.queue.planner.sizing import SizingPolicy, fingerprint, suggest
 from tests.builders import GIB
 
 GPU_BYTES = 80 * GIB

@@ -23,9 +23,9 @@ from scheduler.dispatch.steps.model_evictions import ModelEvictions
 from scheduler.dispatch.steps.yields import WithdrawalStep
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
-from scheduler.jobs.lifecycle.policy import SAVED_EXIT_CODE, AttemptEnd, RetryHistory, decide
-from scheduler.jobs.lifecycle.rows import changes as job_queue
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.policy import SAVED_EXIT_CODE, AttemptEnd, RetryHistory, decide
+from scheduler.jobs.rows import changes as job_queue
+from scheduler.jobs.rows import transitions
 from scheduler.language_models.model_services import rows as model_rows
 from scheduler.language_models.model_services.probes import HealthProbe
 from scheduler.language_models.model_services.step import ModelStep

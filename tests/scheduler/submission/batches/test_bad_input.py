@@ -13,7 +13,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from gpucoord_site.cli import batch, submit
-from scheduler.facts.batches import MOST_OPEN_BATCHES
+from scheduler.facts.scripts import MOST_OPEN_BATCHES
 from scheduler.models import Batch, Job, ScriptDefinition
 from tests.builders import NOW
 from tests.cli_bridge import connect_as

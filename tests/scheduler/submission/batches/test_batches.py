@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from gpucoord_site.cli.batch import UnreadableInput, items_of
 from monitor.models import Event
-from scheduler.facts.batches import MOST_ITEMS
 from scheduler.facts.jobs import Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, Slots
+from scheduler.facts.scripts import MOST_ITEMS
 from scheduler.models import Batch, Job, Quota, ScriptDefinition
-from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.forecasts import forecast
 from scheduler.submission.batches import rows
 from scheduler.submission.batches.policy import Pace, coming, expected_end, jobs_to_make
 from scheduler.submission.batches.step import BatchStep

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.models import Event
 from scheduler.execution.steps import gpu_closures
-from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
+from scheduler.facts.scripts import ExclusiveFact, ExclusiveStep
 from scheduler.models import (
     Attempt,
     Batch,

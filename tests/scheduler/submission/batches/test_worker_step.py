@@ -17,11 +17,11 @@ from django.test import Client
 from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim, Event, Gpu
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.batches import Answer, ItemState
 from scheduler.facts.jobs import RunTime
-from scheduler.jobs.lifecycle.rows import changes
+from scheduler.facts.scripts import Answer, ItemState
+from scheduler.jobs.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
-from scheduler.runner.worker_files import WorkerFiles
+from scheduler.runner.clearing import WorkerFiles
 from scheduler.submission.batches import policy, rows
 from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.batches import step as workers

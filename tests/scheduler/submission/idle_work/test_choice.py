@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.facts.batches import Signal, SignalName, TemplateFact
+from scheduler.facts.scripts import Signal, SignalName, TemplateFact
 from scheduler.submission.idle_work.policy import (
     candidates,
     may_run,

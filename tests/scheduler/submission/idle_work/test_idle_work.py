@@ -19,7 +19,7 @@ from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.plans import PlanPolicy
 from scheduler.models import IdleChoice, IdleTemplate, Job, Quota
 from scheduler.queue.planner.plan import plan
-from scheduler.submission.idle_work import pages, rows
+from scheduler.submission.idle_work import pages, step
 from scheduler.submission.idle_work.api import bodies
 from scheduler.submission.idle_work.step import IdleWork
 from tests import jobs_made
@@ -131,7 +131,7 @@ def test_a_job_that_has_left_its_gpu_waits_for_it_again(alice: User, counts: boo
         idle_template="train", state="queued", requeues=int(counts)
     )
 
-    assert rows.cancel_waiting(NOW + timedelta(hours=1), NOW + timedelta(hours=1)) == 0
+    assert step.cancel_waiting(NOW + timedelta(hours=1), NOW + timedelta(hours=1)) == 0
     assert Job.objects.get().state == "queued"
 
 
@@ -149,11 +149,11 @@ def test_many_jobs_that_come_too_late_are_cancelled_in_a_few_statements(alice: U
         Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(idle_template=name)
     late = NOW + timedelta(minutes=2)
     with CaptureQueriesContext(connection) as few:
-        assert rows.cancel_waiting(late, late) == 3
+        assert step.cancel_waiting(late, late) == 3
     for number in range(20):
         Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(idle_template=f"t{number}")
     with CaptureQueriesContext(connection) as many:
-        assert rows.cancel_waiting(late, late) == 20
+        assert step.cancel_waiting(late, late) == 20
 
     assert len(many) <= len(few)
     assert set(Job.objects.values_list("outcome", flat=True)) == {"cancelled"}

@@ -521,7 +521,7 @@ _HEADLINES: Mapping[Code, Callable[[Blocker], str]] = {
 
 
 # The end of a wait: who or what ends it. These sentences give no advice; changes that help are
-# planned forward (`scheduler.queue.planner.forecast.advice`).
+# planned forward (`scheduler.queue.planner.forecasts`).
 
 
 def condition(blocker: Blocker) -> str:

@@ -18,8 +18,8 @@ from monitor.runtime.rows.database import insert_row, keep_commits_synced
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts import job_fields
 from scheduler.facts.jobs import JobState, NewJob, Outcome
-from scheduler.jobs.lifecycle.rows import relations, transitions
-from scheduler.jobs.lifecycle.rows.relations import chunks, locked, update
+from scheduler.jobs.rows import relations, transitions
+from scheduler.jobs.rows.relations import chunks, locked, update
 from scheduler.models import Job, JobInput
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Outcome
-from scheduler.jobs.lifecycle.policy import (
+from scheduler.jobs.policy import (
     CrashGuard,
     EndedJob,
     last_lines,
@@ -321,7 +321,7 @@ def array_members(array: int) -> list[int]:
 
 
 def array_jobs(array: int) -> QuerySet[Job]:
-    """The jobs of this array; scheduler.jobs.lifecycle.rows.changes changes them together."""
+    """The jobs of this array; scheduler.jobs.rows.changes changes them together."""
     return Job.objects.filter(array=array)
 
 

@@ -20,7 +20,7 @@ from scheduler.facts.blockers import (
     Tier,
     to_row,
 )
-from scheduler.queue.blockers.wording import condition, headline, jobs, lower_first, text
+from scheduler.queue.wording import condition, headline, jobs, lower_first, text
 
 # Reasons that count several GPUs together.
 ABOUT_GPUS = {BlockerCode.OTHER_GPUS.value, BlockerCode.GPU_UNSUITABLE.value}

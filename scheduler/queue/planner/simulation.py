@@ -3,7 +3,7 @@
 An event is the expected end of a job, the end of a blocker (a begin time, a backoff, a pause, the
 reset of a budget), or the start or end of a time window. At each event, jobs are placed by the
 parts of the planner: gates, service order, placement, the backfill reservation and preemption.
-See classes.py for the waiting jobs.
+See forecast_classes.py for the waiting jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.plans import LoadedModels, PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, preemption
 from scheduler.queue.planner.capacity import RAMP
-from scheduler.queue.planner.forecast.classes import (
+from scheduler.queue.planner.forecast_classes import (
     HORIZON,
     SHORTEST,
     JobClass,

@@ -41,9 +41,9 @@ from scheduler.dispatch.steps import preview
 from scheduler.execution.pages import elsewhere
 from scheduler.execution.probes import RemoteLog, Unreachable
 from scheduler.facts.jobs import JobState
-from scheduler.jobs.lifecycle.probes import CHUNK, Decoder, LogPiece, read, size_of
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.probes import CHUNK, Decoder, LogPiece, read, size_of
 from scheduler.models import Job
 from scheduler.runner import files
 

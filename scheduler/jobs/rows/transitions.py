@@ -36,8 +36,8 @@ from scheduler.facts.jobs import (
     check_transition,
 )
 from scheduler.facts.plans import Placement
-from scheduler.jobs.lifecycle.policy import RetryDecision
-from scheduler.jobs.lifecycle.rows import relations
+from scheduler.jobs.policy import RetryDecision
+from scheduler.jobs.rows import relations
 from scheduler.models import Attempt, Job, PlanVersion, YieldRequest
 
 ROW_ID = 1

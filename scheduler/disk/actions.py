@@ -13,8 +13,8 @@ from django.db import transaction
 
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import policy as rules
-from scheduler.disk import probes, rows
-from scheduler.disk.cleanup import probes as file_probe
+from scheduler.disk import probes, steps
+from scheduler.disk import probes as file_probe
 from scheduler.disk.policy import (
     Candidate,
     CleaningPolicy,
@@ -53,18 +53,18 @@ class Cleaner:
 
     def step(self, now: datetime) -> CleaningRun | None:
         """The run that was worked on; None = none waits."""
-        run = rows.take(self.host, now)
+        run = steps.take(self.host, now)
         if run is None:
             return None
         until = self.clock() + self.seconds
         try:
             is_done = self._work(run, until, now)
         except Exception as error:
-            rows.add_problem(run, f"It failed: {error}")
-            rows.save_progress(run, rows.State.FAILED, now)
+            steps.add_problem(run, f"It failed: {error}")
+            steps.save_progress(run, steps.State.FAILED, now)
             raise
-        state = rows.State.DONE if is_done else rows.State.WAITING
-        rows.save_progress(run, state, now)
+        state = steps.State.DONE if is_done else steps.State.WAITING
+        steps.save_progress(run, state, now)
         return run
 
     def _work(self, run: CleaningRun, until: float, now: datetime) -> bool:
@@ -73,7 +73,7 @@ class Cleaner:
         folders = watched_folders(disk, self.data, self.checkpoints)
         chosen = [folder for folder in folders if run.path in ("", folder.path)]
         if not chosen:
-            rows.add_problem(run, f"{run.path} is not watched on this host.")
+            steps.add_problem(run, f"{run.path} is not watched on this host.")
         goal = min(policy.until_pct, disk.clean_pct)
         before = run.candidates, run.candidate_bytes
         run.candidates = run.candidate_bytes = 0
@@ -86,7 +86,7 @@ class Cleaner:
             wanted += rules.needed(ordered, reading, goal)
             if not run.dry_run:
                 is_done &= self._clean(run, folder.path, ordered, goal, policy, until, now)
-        rows.preview(run, total, wanted)
+        steps.preview(run, total, wanted)
         if before[0] > run.candidates:
             # A later step of the same run finds only what the earlier ones left.
             run.candidates, run.candidate_bytes = before
@@ -101,7 +101,7 @@ class Cleaner:
             try:
                 reading = self.read(folder.path)
             except probes.Unreadable as error:
-                rows.add_problem(run, f"{folder.path}: {error}")
+                steps.add_problem(run, f"{folder.path}: {error}")
                 continue
             readings.setdefault(reading.device, (folder, reading))
         return list(readings.values())
@@ -143,16 +143,16 @@ class Cleaner:
                 files[root] = [f for f in entries if root.of_jobs or not f.path.startswith(own)]
             except file_probe.UnusableFolder as error:
                 if not root.of_jobs:
-                    rows.add_problem(run, str(error))
+                    steps.add_problem(run, str(error))
         if self.clock() >= until:
-            rows.add_problem(run, "There was no time to look through all folders.")
-        unfinished = rows.unfinished_jobs()
+            steps.add_problem(run, "There was no time to look through all folders.")
+        unfinished = steps.unfinished_jobs()
         ordered = rules.candidates(files, policy, now, unfinished)
         problem = self._target_problem(policy, reading)
         if problem is None:
             return ordered
         if any(candidate.needs_copy for candidate in ordered):
-            rows.add_problem(run, problem)
+            steps.add_problem(run, problem)
         return [candidate for candidate in ordered if not candidate.needs_copy]
 
     def _target_problem(self, policy: CleaningPolicy, reading: DiskSpace) -> str | None:
@@ -186,10 +186,10 @@ class Cleaner:
             if self.clock() >= until:
                 return False
             result = self._delete(run, candidate, folder, policy, now)
-            rows.add_result(run, candidate, result)
+            steps.add_result(run, candidate, result)
             if self.clock() - saved_at >= SAVE_EVERY_S:
                 saved_at = self.clock()
-                rows.save_progress(run, rows.State.RUNNING, now)
+                steps.save_progress(run, steps.State.RUNNING, now)
         return True
 
     def _delete(
@@ -205,7 +205,7 @@ class Cleaner:
         def record(unlink: Callable[[], None]) -> None:
             # A file that cannot be deleted is not recorded.
             with transaction.atomic():
-                rows.record_deletion(run, candidate, folder, now)
+                steps.record_deletion(run, candidate, folder, now)
                 unlink()
 
         return file_probe.delete(candidate.file, secure, record)
@@ -222,12 +222,12 @@ class Cleaner:
             self.copy(handle, target)
         except copying.CopyFailed as error:
             self._failed += 1
-            rows.add_problem(run, f"{candidate.file.path} was not copied: {error}")
+            steps.add_problem(run, f"{candidate.file.path} was not copied: {error}")
             return False
         if file_probe.is_copy(handle, target):
             return True
         self._failed += 1
-        rows.add_problem(run, f"{candidate.file.path}: the copy {target} differs from it.")
+        steps.add_problem(run, f"{candidate.file.path}: the copy {target} differs from it.")
         return False
 
 

@@ -16,8 +16,8 @@ from msgspec import Struct
 from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows as runs
 from scheduler.disk import steps
+from scheduler.disk import steps as runs
 from scheduler.disk.policy import CleaningPolicy, DiskLevel, DiskPolicy
 from scheduler.models import CleaningRun, WatchedDisk
 
