@@ -48,17 +48,17 @@ class SiteConfig(AppConfig):
     verbose_name = "Gpucoord"
 
     def ready(self) -> None:
-        from gpucoord_site.accounts import login_link, sessions
-        from gpucoord_site.config import databases
-        from gpucoord_site.http import security_log
+        from gpucoord_site.accounts import sessions
+        from gpucoord_site.config import django_values
+        from gpucoord_site.http import clients
         from monitor.runtime.rows import database
 
-        security_log.listen()
+        clients.listen()
         sessions.listen()
-        login_link.listen()
-        login_link.listen_to_users()
+        sessions.listen_for_logouts()
+        sessions.listen_to_users()
         database.listen()
-        databases.listen()
+        django_values.listen()
         # This app is the last: all is loaded that the command line loaded without collections.
         gc.freeze()
         gc.enable()

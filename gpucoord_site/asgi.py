@@ -15,8 +15,7 @@ from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import path, re_path
 
-from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
-from gpucoord_site.http.handler import ThreadHandler
+from gpucoord_site.http.handler import SameOriginOnly, ThreadHandler, Utf8Only, refuse
 from monitor.pages.hub import live
 from monitor.runtime.rows.extensions import part
 from scheduler.jobs.consumers import job

@@ -8,13 +8,16 @@ from typing import Any
 from csp.constants import NONE, SELF
 
 from gpucoord_site.cli import local_login
-from gpucoord_site.config.databases import database
+from gpucoord_site.config.django_values import (
+    backends,
+    database,
+    login_settings,
+    secret_key,
+    static_url,
+)
 from gpucoord_site.config.extensions import rooms_off
 from gpucoord_site.config.file import config_file
-from gpucoord_site.config.logins import backends, login_settings
-from gpucoord_site.config.secret import secret_key
 from gpucoord_site.config.settings import load_config
-from gpucoord_site.config.static_files import static_url
 from gpucoord_site.config.values import own_names
 from gpucoord_site.service.logs import log_settings
 
@@ -52,7 +55,7 @@ INSTALLED_APPS = [
     "gpucoord_site",
 ]
 MIDDLEWARE = [
-    "gpucoord_site.http.client_address.client_address",
+    "gpucoord_site.http.clients.client_address",
     "gpucoord_site.http.middleware.Compress",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -60,14 +63,14 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "gpucoord_site.http.api_errors.ApiErrors",
     "gpucoord_site.http.errors.DatabaseFileGuard",
-    "gpucoord_site.http.asgi_guards.AddressGuard",
+    "gpucoord_site.http.handler.AddressGuard",
     "gpucoord_site.http.middleware.browser_zone",
     "gpucoord_site.accounts.sessions.Sessions",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
-    "gpucoord_site.http.asgi_guards.FormGuard",
+    "gpucoord_site.http.handler.FormGuard",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -146,11 +149,11 @@ AUTH_PASSWORD_VALIDATORS = [
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_HANDLER = "gpucoord_site.http.rate_limits.LoginLimits"
-AXES_CLIENT_IP_CALLABLE = "gpucoord_site.http.rate_limits.counted_address"
+AXES_HANDLER = "gpucoord_site.http.clients.LoginLimits"
+AXES_CLIENT_IP_CALLABLE = "gpucoord_site.http.clients.counted_address"
 # Of all user names together: an address that tries many names.
 LOGIN_FAILURES_PER_ADDRESS = 50
-AXES_LOCKOUT_CALLABLE = "gpucoord_site.http.rate_limits.locked"
+AXES_LOCKOUT_CALLABLE = "gpucoord_site.http.clients.locked"
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 

@@ -10,12 +10,12 @@ from django.urls import include, path
 from django.urls.resolvers import RoutePattern, URLResolver
 
 from gpucoord_site import welcome
-from gpucoord_site.accounts import login_link, people_pages
+from gpucoord_site.accounts import people_pages, sessions
 from gpucoord_site.accounts import views as account_views
-from gpucoord_site.accounts.login_link import OpenInvitation
+from gpucoord_site.accounts.sessions import OpenInvitation
 from gpucoord_site.apps import load_admin
+from gpucoord_site.documentation import views
 from gpucoord_site.documentation import views as documentation
-from gpucoord_site.http import api_docs
 from gpucoord_site.http import metrics as metrics_view
 
 
@@ -42,7 +42,7 @@ urlpatterns = [
     path("docs/", documentation.index, name="docs"),
     path("docs/command-line/", documentation.command_line, name="docs-command-line"),
     path("docs/<path:name>/", documentation.chapter, name="docs-chapter"),
-    path("api/docs/", api_docs.docs, name="api-docs"),
+    path("api/docs/", views.docs, name="api-docs"),
     Later(RoutePattern("api/"), "gpucoord_site.http.api", app_name="ninja", namespace="api"),
     path("start/", welcome.start, name="start"),
     path("welcome/", welcome.welcome, name="welcome"),
@@ -51,8 +51,8 @@ urlpatterns = [
     path("setup/", welcome.setup, name="setup"),
     path("metrics", metrics_view.metrics, name="metrics"),
     path("login/", account_views.Login.as_view(), name="login"),
-    path("login/link/<str:secret>/", login_link.open_link, name="login-link"),
-    path("login/link/<str:secret>/confirm/", login_link.confirm, name="login-link-confirm"),
+    path("login/link/<str:secret>/", sessions.open_link, name="login-link"),
+    path("login/link/<str:secret>/confirm/", sessions.confirm, name="login-link-confirm"),
     path("login/invitation/<str:uidb64>/<str:token>/", OpenInvitation.as_view(), name="invitation"),
     path("logout/", auth.LogoutView.as_view(), name="logout"),
     path("account/", account_views.account, name="account"),

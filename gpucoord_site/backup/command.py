@@ -24,9 +24,9 @@ from psycopg import sql
 from pydantic import ValidationError
 
 from gpucoord_site import __version__
-from gpucoord_site.backup import archive, postgres
+from gpucoord_site.backup import archive
 from gpucoord_site.backup.archive import DATABASES, SECRET_KEY, SETTINGS, BackupError, Manifest
-from gpucoord_site.config.databases import database
+from gpucoord_site.config.django_values import database
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service.startup_checks import lock_data_folder, unknown_migrations
@@ -80,8 +80,8 @@ def _check_target(target: Path, *, replace: bool) -> None:
 def _dump(options: dict[str, Any], copy: Path) -> list[str]:
     """Copy the database; returns its migrations."""
     if _kind(options) == "postgresql":
-        postgres.dump(options, copy)
-        return postgres.migrations(options)
+        archive.dump(options, copy)
+        return archive.migrations(options)
     path = Path(options["NAME"])
     if not path.is_file():
         raise BackupError(f"There is no database {path}. Is GPUCOORD_DATA that of the server?")
@@ -131,8 +131,8 @@ def _locked(config: Config) -> Iterator[None]:
 def _check_unused(config: Config, options: dict[str, Any], *, replace: bool) -> None:
     """Raise BackupError if other hosts use the database, or if there is data to lose."""
     if _kind(options) == "postgresql":
-        postgres.refuse_busy(options)
-        has_rows = bool(postgres.tables(options))
+        archive.refuse_busy(options)
+        has_rows = bool(archive.tables(options))
     else:
         has_rows = Path(options["NAME"]).exists()
     if (has_rows or (config.data / "secret_key").exists()) and not replace:
@@ -195,7 +195,7 @@ def _put(config: Config, options: dict[str, Any], staging: Path, manifest: Manif
     replaced = config.data / f"replaced-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     done = [f"Restored {kind} and secret_key of {manifest.made_at} from {manifest.node}."]
     if kind == "postgresql":
-        postgres.restore(options, staging / DATABASES[kind])
+        archive.restore(options, staging / DATABASES[kind])
     else:
         check_sqlite(staging / DATABASES[kind])
         place = Path(options["NAME"])
@@ -311,7 +311,7 @@ def _with_url(config: Config, url: str) -> Config:
 
 def _check_source(source: dict[str, Any]) -> None:
     if _kind(source) == "postgresql":
-        postgres.refuse_busy(source)
+        archive.refuse_busy(source)
     elif not Path(source["NAME"]).is_file():
         raise BackupError(f"There is no database {source['NAME']}.")
 
@@ -332,19 +332,17 @@ class _ToPostgres:
 
     def prepare(self) -> None:
         self.discard()
-        if postgres.tables(self._place):
-            raise BackupError(
-                f"{postgres.place(self._place)} has tables already. Use an empty one."
-            )
-        postgres.refuse_encoding(self._place)
-        with postgres.connect(self._place) as connection:
+        if archive.tables(self._place):
+            raise BackupError(f"{archive.place(self._place)} has tables already. Use an empty one.")
+        archive.refuse_encoding(self._place)
+        with archive.connect(self._place) as connection:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(APART)))
 
     def finish(self) -> None:
         """All tables get their place in one transaction."""
         apart = sql.Identifier(APART)
-        names = postgres.tables(self.options)
-        with postgres.connect(self._place) as connection, connection.transaction():
+        names = archive.tables(self.options)
+        with archive.connect(self._place) as connection, connection.transaction():
             row = connection.execute("SELECT current_schema()").fetchone()
             schema = sql.Identifier(str(row[0] if row else "public"))
             for name in names:
@@ -354,7 +352,7 @@ class _ToPostgres:
 
     def discard(self) -> None:
         apart = sql.Identifier(APART)
-        with postgres.connect(self._place) as connection:
+        with archive.connect(self._place) as connection:
             connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(apart))
 
 

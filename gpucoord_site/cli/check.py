@@ -19,10 +19,10 @@ from gpucoord_site import __version__
 from gpucoord_site.cli import check_machine
 from gpucoord_site.cli.check_machine import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.cli.commands import arg, command
-from gpucoord_site.config.databases import database as database_settings
-from gpucoord_site.config.errors import SECRETS, origin
+from gpucoord_site.config.django_values import database as database_settings
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config, ConfigError, load_config
+from gpucoord_site.config.values import SECRETS, origin
 from monitor.facts.formats import GIB
 from monitor.facts.readings import GpuSweep, Health
 from scheduler.execution import probes as capabilities_probe

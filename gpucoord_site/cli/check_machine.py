@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.config.values import is_loopback
-from gpucoord_site.service.filesystems import mount_of
+from gpucoord_site.service.startup_checks import mount_of
 from monitor.catalogue import PROFILE_WORDS
 from monitor.facts import input_rules
 from monitor.facts import thresholds as former

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
-from gpucoord_site.config import secret_variables
+from gpucoord_site.config import file
 
 # By name: what it does, and the module that declares it if it starts without Django.
 Commands = dict[str, tuple[str, str | None]]
@@ -203,7 +203,7 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         )
         return USAGE_ERROR
     if name in LASTING:
-        secret_variables.hide()
+        file.hide()
     name = {"--version": "version", "-V": "version"}.get(name, name)
     if name in {"help", "--help", "-h"} and not rest:
         print(front_page(), end="")

@@ -26,10 +26,18 @@ from pydantic_settings import (
 )
 
 from gpucoord_site.config import values
-from gpucoord_site.config.errors import describe, origin, policy_problems, unknown_variables
 from gpucoord_site.config.extensions import ROOMS, known
 from gpucoord_site.config.file import ConfigError, config_file, default_data_folder, read_toml
-from gpucoord_site.config.values import Names, Ranks, Tables, Text
+from gpucoord_site.config.values import (
+    Names,
+    Ranks,
+    Tables,
+    Text,
+    describe,
+    origin,
+    policy_problems,
+    unknown_variables,
+)
 from monitor.facts.accounts import LocalRule
 from monitor.owners.policy import default_rule, parse_rule
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpucoord_site.cli.commands import arg, command
-from gpucoord_site.config import secret_variables
+from gpucoord_site.config import file
 from gpucoord_site.config.settings import load_config
 from scheduler.runner import files, process_tree
 
@@ -150,7 +150,7 @@ def demo(options: Namespace) -> int:
             environment["GPUCOORD_SIMULATED_GPUS"] = options.gpus
         os.environ.clear()
         os.environ.update(environment)
-        secret_variables.hide()
+        file.hide()
         address = {"host": options.host, "port": options.port}
         load_config(**{name: value for name, value in address.items() if value is not None})
         return _run(home, password, **address)

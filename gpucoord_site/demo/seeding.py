@@ -15,8 +15,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from gpucoord_site.config.settings import Config
-from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_quotas, seed_windows
-from gpucoord_site.demo.model_services import seed_models
+from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_models, seed_quotas, seed_windows
 from gpucoord_site.demo.past import (
     PEOPLE,
     PastJob,

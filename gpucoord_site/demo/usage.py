@@ -19,10 +19,18 @@ from django.db import connection, connections
 from django.utils import timezone
 from msgspec import Struct
 
-from gpucoord_site.demo import days
-from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
-from gpucoord_site.demo.model_services import is_backlog_due, send_prompt, submit_backlog
-from gpucoord_site.demo.past import LARGE, PEOPLE, sampled_hours
+from gpucoord_site.demo import past as days
+from gpucoord_site.demo.jobs import is_backlog_due, send_prompt, submit_backlog
+from gpucoord_site.demo.past import (
+    DAY_S,
+    DAYS,
+    HOUR_S,
+    LARGE,
+    MINUTE_S,
+    PEOPLE,
+    Load,
+    sampled_hours,
+)
 from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.gpus.sampling.probes.simulated import GIB, Scenario
 from monitor.models import (

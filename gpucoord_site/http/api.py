@@ -20,7 +20,7 @@ from ninja.utils import check_csrf
 
 from gpucoord_site import __version__
 from gpucoord_site.accounts.api import router as user_router
-from gpucoord_site.http import errors, rate_limits, security_log
+from gpucoord_site.http import clients, errors
 from gpucoord_site.http.api_errors import handle_errors
 from monitor.api import refuse_unknown_parameters
 from monitor.facts import input_rules
@@ -173,9 +173,9 @@ class Token(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> User:
         row = rows.find(token.strip(), timezone.now())
         if row is None:
-            security_log.token_refused(request)
+            clients.token_refused(request)
             raise AuthenticationError(message=REFUSED)
-        rate_limits.count(row.user)
+        clients.count(row.user)
         scopes, needed = scopes_of(row.scopes), needed_scope(request)
         if needed not in scopes:
             raise HttpError(403, NO_SCOPE.format(needed=needed))
@@ -212,7 +212,7 @@ class Browser(SessionAuth):
         _ = request.body
         if check_csrf(request):
             raise HttpError(403, NO_CSRF)
-        rate_limits.count(request.user)
+        clients.count(request.user)
         return request.user
 
 

@@ -13,8 +13,8 @@ from django.utils import timezone
 from django.utils.deprecation import MiddlewareMixin
 
 from gpucoord_site.http import errors as problems
+from gpucoord_site.http.clients import TooManyRequests
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
-from gpucoord_site.http.rate_limits import TooManyRequests
 from monitor.api import SENTENCE, InvalidInput
 from monitor.facts import input_rules
 from scheduler.facts import job_fields

@@ -19,8 +19,8 @@ from django.views.decorators.http import require_safe
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from gpucoord_site import __version__
-from gpucoord_site.http import security_log
-from gpucoord_site.http.client_address import is_within
+from gpucoord_site.http import clients
+from gpucoord_site.http.clients import is_within
 from monitor.owners import rows
 from monitor.pages import metrics as monitor_metrics
 from monitor.pages.metrics import Families
@@ -49,7 +49,7 @@ def refusal(request: HttpRequest, allowed: Sequence[str], now: datetime) -> str 
     if scheme.lower() == "bearer":
         if rows.authenticate(token.strip(), now):
             return None
-        security_log.token_refused(request)
+        clients.token_refused(request)
         return REFUSED
     if any(name in request.META for name in PROXIED):
         return UNAUTHENTICATED

@@ -9,16 +9,18 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from gpucoord_site.service.log_stream import LogStream
+from gpucoord_site.service.logs import LogStream
 from monitor.runtime.probes.processes import ChildState, start_ticks
 
 PR_SET_PDEATHSIG = 1
@@ -241,3 +243,44 @@ def kill_session(leader: int) -> None:
     """Send SIGKILL to the leader's process group: orphans would continue to take tasks."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+# The lifeline: a pipe whose write end only the supervisor has. Its end of file means: stop.
+
+
+VARIABLE = "GPUCOORD_LIFELINE"
+
+
+class Readable(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Lifeline:
+    """Tells a worker whether its supervisor and its parent are alive."""
+
+    def __init__(self) -> None:
+        self._fd = int(os.environ.get(VARIABLE, "-1"))
+        self._parent = os.getppid()
+
+    def is_cut(self) -> bool:
+        """Whether the supervisor or the original parent of this process has ended."""
+        return os.getppid() != self._parent or bool(self._fd >= 0 and _readable([self._fd], 0))
+
+    def wait(self, seconds: float, *others: Readable) -> bool:
+        """Sleep until the time is over, one of `others` is readable, or the lifeline is cut.
+
+        Returns whether one of `others` is readable.
+        """
+        fds = [o.fileno() for o in others]
+        lifeline = [self._fd] if self._fd >= 0 else []
+        return bool(set(_readable(lifeline + fds, max(0.0, seconds))) & set(fds))
+
+
+def _readable(fds: Sequence[int], seconds: float) -> list[int]:
+    if not fds:
+        time.sleep(seconds)
+        return []
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(seconds * 1000)]

@@ -19,8 +19,8 @@ import uvicorn
 from django.conf import settings
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from gpucoord_site.http import client_address, rate_limits
-from gpucoord_site.service.joining import reachable_address
+from gpucoord_site.http import clients
+from gpucoord_site.service.startup import reachable_address
 from scheduler.language_models.model_proxy.api.app import ModelEndpoint
 from scheduler.language_models.model_proxy.api.worker import work_on_prompts
 
@@ -131,14 +131,12 @@ def address_of(scope: Mapping[str, Any]) -> str:
     peer = str((scope.get("client") or ("",))[0])
     forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
     chain = b",".join(forwarded).decode("latin-1")
-    return client_address.network_of(
-        client_address.find(peer, chain, settings.CONFIG.proxy_networks)
-    )
+    return clients.network_of(clients.find(peer, chain, settings.CONFIG.proxy_networks))
 
 
 def _rate_limit() -> Callable[[int], float]:
     """The same limit as REST has; its counts are of this process."""
-    limit = rate_limits.RateLimit()
+    limit = clients.RateLimit()
 
     def delay(user: int) -> float:
         per_minute: int = settings.CONFIG.requests_per_minute

@@ -1,6 +1,8 @@
-"""One slice of a loop: take the lease, tick at fixed times of the clock, hand over.
+"""The three loops: what runs how often, and the slices in which django-q2 runs them.
 
-This is the only module in which the loops read a clock.
+A slice is one task of about a minute. It holds the loop's lease, ticks on the wall clock's grid,
+queues its successor, and goes on until that asks for the lease: a cluster that has silently
+stopped taking tasks leaves no hole until it is replaced.
 """
 
 from __future__ import annotations
@@ -11,28 +13,119 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timedelta
+from importlib import import_module
+from typing import Any, cast
 
+from django.conf import settings
 from django.db import DatabaseError, close_old_connections, connection, transaction
 from django.utils import timezone
+from django_q.tasks import async_task
+from msgspec import Struct
 
-from gpucoord_site.service import loops
-from gpucoord_site.service.lifeline import Lifeline
+from gpucoord_site.service.children import Lifeline
 from gpucoord_site.service.logs import masked
 from monitor.gpus.sampling.policy import hang_text
 from monitor.gpus.sampling.probes.nvml_calls import patience_s
 from monitor.journal.rows import events
 from monitor.models import Lease
-from monitor.runtime.policy import Step
+from monitor.runtime.policy import Guard, Step
 from monitor.runtime.probes import datagrams
 from monitor.runtime.probes.processes import me
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.item_isolation import place_of
-from monitor.runtime.rows.leases import HeldLease, LeaseLost
+from monitor.runtime.rows.leases import HeldLease, LeaseLost, LeaseSpec
 from monitor.runtime.rows.wakeups import Listener, wake
+
+SLICE = "gpucoord_site.service.slices.run_slice"
+# Longer than a slice with its longest extension, and less than the queue's `retry`.
+TASK_TIMEOUT_S = 120
+
+
+class Loop(Struct, frozen=True, kw_only=True):
+    """A step that runs `every_s` seconds, and at once when `wake` is heard, but then `rest_s`
+    after the last time at the earliest.
+
+    The slices' lengths differ, so that the loops don't all change hands at the same moment, and
+    their phases, so that none of them waits for another's core or database lock at each tick.
+    """
+
+    name: str
+    every_s: float
+    build: str
+    phase_s: float = 0.0
+    wake: str | None = None
+    rest_s: float = 0.0
+    slice_s: float = 60.0
+    extension_s: float = 30.0
+
+    def lease(self) -> LeaseSpec:
+        ttl = timedelta(seconds=max(6.0, 3 * self.every_s))
+        return LeaseSpec(self.name, settings.CONFIG.node, self.every_s, ttl)
+
+    def new_step(self, guard: Guard) -> Step:
+        module, _, function = self.build.partition(":")
+        return cast(Step, getattr(import_module(module), function)(guard))
+
+
+LOOPS = (
+    Loop(
+        name="sampler",
+        every_s=1,
+        build="monitor.gpus.sampling.step:build",
+        wake="sampler",
+        rest_s=0.05,
+        slice_s=60,
+    ),
+    Loop(
+        name="controller",
+        every_s=5,
+        phase_s=0.3,
+        build="scheduler.dispatch.tasks:build_controller",
+        slice_s=56,
+    ),
+    Loop(
+        name="scheduler",
+        every_s=1,
+        phase_s=0.6,
+        build="scheduler.dispatch.tasks:build_scheduler",
+        wake="scheduler",
+        slice_s=52,
+    ),
+)
+
+
+def table() -> Mapping[str, Loop]:
+    """The loops by name; settings.LOOPS names others, as `module:CONSTANT`."""
+    module, _, constant = getattr(settings, "LOOPS", f"{__name__}:LOOPS").partition(":")
+    return {loop.name: loop for loop in getattr(import_module(module), constant)}
+
+
+def preload() -> None:
+    """Import the modules of the loops before the cluster forks; its workers share the memory."""
+    for loop in table().values():
+        # An import that fails does so again in its slice, where it is recorded.
+        with suppress(Exception):
+            import_module(loop.build.partition(":")[0])
+
+
+def enqueue(name: str, after: int | None = None) -> None:
+    """Queue a slice; `after`: the epoch of the lease holder that waits to hand over."""
+    options: dict[str, Any] = {
+        "task_name": f"{name} slice",
+        "save": False,
+        "ack_failure": True,
+        "timeout": TASK_TIMEOUT_S,
+    }
+    async_task(SLICE, name, after=after, q_options=options)
+
+
+# One slice of a loop: take the lease, tick at fixed times of the clock, hand over.
+#
+# This is the only module in which the loops read a clock.
+
 
 # How long a successor waits for the lease, and how long the old holder keeps its devices open
 # afterwards: a driver takes seconds to close and open again.
@@ -55,7 +148,7 @@ def run_slice(name: str, after: int | None = None) -> str:
 
     `after` is the epoch of the holder that waits to hand over.
     """
-    loop, lifeline = loops.table()[name], Lifeline()
+    loop, lifeline = table()[name], Lifeline()
     with ExitStack() as stack:
         # Bound before the lease is taken, so that no wake-up is lost between two holders.
         heard = [stack.enter_context(Listener(loop.wake))] if loop.wake else []
@@ -90,7 +183,7 @@ def _release(held: HeldLease) -> None:
             return
 
 
-def _take(loop: loops.Loop, after: int | None, lifeline: Lifeline) -> HeldLease | None:
+def _take(loop: Loop, after: int | None, lifeline: Lifeline) -> HeldLease | None:
     """Acquire the lease; a successor first asks the old holder for it."""
     spec, deadline = loop.lease(), time.monotonic() + HAND_OVER_S
     if lifeline.is_cut():
@@ -111,7 +204,7 @@ class LeaseTerm:
     """The time that one process holds a loop's lease."""
 
     def __init__(
-        self, loop: loops.Loop, held: HeldLease, lifeline: Lifeline, heard: list[Listener]
+        self, loop: Loop, held: HeldLease, lifeline: Lifeline, heard: list[Listener]
     ) -> None:
         self._loop, self._held, self._lifeline, self._heard = loop, held, lifeline, heard
         self._report = TickStats(leases.row(held))
@@ -277,7 +370,7 @@ class LeaseTerm:
         try:
             with transaction.atomic():
                 self._renew()
-                loops.enqueue(self._loop.name, after=self._held.epoch)
+                enqueue(self._loop.name, after=self._held.epoch)
         except BaseException:
             offer.close()
             raise
@@ -439,4 +532,4 @@ class HangGuard:
                 gpu_uuid=gpu,
                 logged=False,
             )
-            loops.enqueue(self._held.spec.loop)
+            enqueue(self._held.spec.loop)

@@ -22,19 +22,19 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Max, Q
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 
 from gpucoord_site import __version__
 from gpucoord_site.cli.check_machine import problems as disk_problems
 from gpucoord_site.config.settings import Config, ConfigError, load_config
-from gpucoord_site.config.values import own_names
-from gpucoord_site.service import children, loops
+from gpucoord_site.config.values import is_loopback, own_names
+from gpucoord_site.service import children, slices
 from gpucoord_site.service.children import kill_session
-from gpucoord_site.service.joining import join, reachable_address
 from gpucoord_site.service.listeners import LoginListener, remove_stale_sockets
-from gpucoord_site.service.log_stream import LogStream
+from gpucoord_site.service.logs import LogStream
 from gpucoord_site.service.startup_checks import (
     PortTaken,
     UnableToStart,
@@ -48,7 +48,10 @@ from gpucoord_site.service.startup_checks import (
 )
 from gpucoord_site.service.supervisor import Supervisor
 from monitor.facts.accounts import LocalAccounts
-from monitor.journal.rows import audit
+from monitor.facts.readings import JoiningHost
+from monitor.gpus.policy import hosts as host_policy
+from monitor.gpus.rows import hosts as host_rows
+from monitor.journal.rows import audit, events
 from monitor.owners import rows as os_accounts
 from monitor.runtime.probes import processes as service_state
 from monitor.runtime.probes.processes import ChildState, ServiceState, boot_id, start_ticks
@@ -232,7 +235,7 @@ def _skip_used_numbers(config: Config) -> None:
 
 def _load() -> None:
     """Import what the children need before they are forked: they share it and start faster."""
-    loops.preload()
+    slices.preload()
     # A failing import is reported by the web process.
     with suppress(Exception):
         import_module(settings.ROOT_URLCONF)
@@ -318,3 +321,79 @@ def local_address(host: str, port: int) -> str:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+# A host registers when its service starts, or is refused with a sentence.
+
+
+FILE = "host_id"
+
+
+def join(config: Config, port: int | None, log_port: int | None = None) -> None:
+    """Store what this host is. Raises UnableToStart if it may not start.
+
+    port: of its pages; None: it serves none. log_port: where it serves its logs without pages.
+    """
+    now = timezone.now()
+    new = JoiningHost(
+        name=config.node,
+        instance=instance(config.data),
+        key_mark=key_mark(),
+        boot_id=boot_id(),
+        version=__version__,
+        address=_address_for_others(config, port),
+        profile=config.profile,
+        log_address=_address_for_others(config, log_port if port is None else port),
+    )
+    token = config.join_token or ""
+    with transaction.atomic():
+        has_token = bool(token) and host_rows.is_valid_token(token, now)
+        hosts = host_rows.all_hosts()
+        problem = host_policy.join_problem(
+            new, hosts, now, has_token=has_token, shared=connection.vendor == "postgresql"
+        )
+        if problem:
+            spent = " GPUCOORD_JOIN_TOKEN is unknown, used or expired." if token else ""
+            raise UnableToStart(f"{problem}{spent if not has_token else ''}")
+        instances = {host.name: host.instance for host in hosts}
+        is_new = instances.get(new.name) != new.instance
+        if has_token and is_new and not host_rows.use_token(token):
+            raise UnableToStart("GPUCOORD_JOIN_TOKEN has just been used by another host.")
+        if host_rows.register(new, now):
+            text = f"The host {new.name} has joined with gpucoord {new.version}."
+            events.add("HOST_JOINED", text, now=now, host=new.name)
+
+
+def _address_for_others(config: Config, port: int | None) -> str:
+    return "" if port is None else reachable_address(config, port)
+
+
+def key_mark() -> str:
+    """A digest of the secret key, which says nothing about the key."""
+    return salted_hmac("gpucoord.hosts", "key mark", algorithm="sha256").hexdigest()
+
+
+def instance(data: Path) -> str:
+    """The identity of this data folder, made at the first start."""
+    path = data / FILE
+    if not path.exists():
+        draft = data / f".{FILE}.{os.getpid()}"
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(16))
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_text().strip()
+
+
+def reachable_address(config: Config, port: int) -> str:
+    """The address of this host's pages for users and other hosts; "" = only this host has one."""
+    if config.public_url:
+        return config.public_url
+    plain = config.host.strip("[]")
+    if is_loopback(plain):
+        return ""
+    # Compared with, not bound.
+    if plain in {"0.0.0.0", "::"}:  # noqa: S104
+        plain = config.node
+    return f"http://{f'[{plain}]' if ':' in plain else plain}:{port}"

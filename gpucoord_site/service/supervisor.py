@@ -19,19 +19,20 @@ from gpucoord_site import __version__
 from gpucoord_site.service import children
 from gpucoord_site.service.children import (
     HANDLED,
+    VARIABLE,
     Child,
     OnDemandChild,
     StandbyChild,
     kill_session,
 )
-from gpucoord_site.service.lifeline import VARIABLE
 from gpucoord_site.service.listeners import EndpointSocket, ListenerReport, LoginListener
 from gpucoord_site.service.task_queue import (
+    Watchdog,
+    WebWatch,
     has_reports_to_write,
     run_cluster,
     run_report_cluster,
 )
-from gpucoord_site.service.watchdog import Watchdog, WebWatch
 from monitor.runtime.probes import processes as service_state
 from monitor.runtime.probes.processes import ListenerState, ServiceState, boot_id
 from monitor.runtime.rows import database

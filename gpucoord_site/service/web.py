@@ -15,7 +15,7 @@ from importlib import import_module
 from threading import Timer
 
 from gpucoord_site.asgi import application
-from gpucoord_site.service.slim_imports import imported_without
+from gpucoord_site.service.logs import imported_without
 from monitor.pages.hub import hub
 
 # TLS is a matter of the reverse proxy, and click of commands. The fast code for long messages

@@ -57,7 +57,7 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     from django.db import transaction
     from django.utils import timezone
 
-    from gpucoord_site.service import loops
+    from gpucoord_site.service import slices
     from gpucoord_site.service.slices import PATIENCE_S
     from monitor.runtime.probes import datagrams
     from monitor.runtime.probes.processes import me
@@ -67,7 +67,7 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     from scheduler.submission.intake import actions
 
     actions.submit_all([TRUE] * jobs, user, timezone.now())
-    loop = loops.table()["scheduler"]
+    loop = slices.table()["scheduler"]
     held = leases.acquire(loop.lease(), me(), timezone.now())
     assert held is not None
 

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import Client, RequestFactory
 
-from gpucoord_site.config.static_files import static_url
+from gpucoord_site.config.django_values import static_url
 from gpucoord_site.http.middleware import Compress
 
 pytestmark = pytest.mark.django_db

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from gpucoord_site.service.loops import Loop
+from gpucoord_site.service.slices import Loop
 from monitor.journal.rows import events
 from monitor.models import Lease
 from monitor.runtime.policy import Guard

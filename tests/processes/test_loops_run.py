@@ -122,7 +122,7 @@ def test_stray_slices_change_nothing(service: Service) -> None:
     before = committed_ticks(service.database, "sampler")[-1]
     queue = (
         "import django; django.setup();"
-        "from gpucoord_site.service import loops;"
+        "from gpucoord_site.service import slices as loops;"
         "[loops.enqueue(name, after) for name in ('sampler', 'scheduler', 'controller')"
         " for after in (None, None, 0, 1)]"
     )

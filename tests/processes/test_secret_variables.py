@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 SECRET = "not-for-others-4711"
 PROGRAM = """
 import os, subprocess, sys
-from gpucoord_site.config import secret_variables
+from gpucoord_site.config import file as secret_variables
 secret_variables.hide()
 own = open("/proc/self/environ", "rb").read()
 child = subprocess.run(["/usr/bin/env"], capture_output=True).stdout
@@ -24,7 +24,7 @@ print(sys.argv[1].encode() in own, sys.argv[1].encode() in child, b"GPUCOORD_POR
 
 
 def test_secrets_are_hidden_from_proc_and_from_children_but_not_from_the_settings() -> None:
-    from gpucoord_site.config.secret_variables import SECRET_VARIABLES
+    from gpucoord_site.config.file import SECRET_VARIABLES
 
     env = dict.fromkeys(SECRET_VARIABLES, SECRET) | {"GPUCOORD_PORT": "1", "PYTHONPATH": str(ROOT)}
     output = subprocess.run(

@@ -101,7 +101,7 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
     # As the web process and the cluster of tasks load it.
     import_module("gpucoord_site.asgi")
-    import_module("gpucoord_site.service.loops").preload()
+    import_module("gpucoord_site.service.slices").preload()
     pages = paths()
     modules = sorted(sys.modules)
 

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
     """RARE_LOOPS; made when it is needed, as the settings come before the models."""
     if name != "RARE_LOOPS":
         raise AttributeError(name)
-    from gpucoord_site.service.loops import LOOPS as OWN
+    from gpucoord_site.service.slices import LOOPS as OWN
 
     return tuple(
         replace(loop, every_s=EVERY_S) if loop.name == "scheduler" else loop for loop in OWN

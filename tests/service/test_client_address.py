@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpucoord_site.config.settings import ConfigError, load_config
-from gpucoord_site.http.client_address import find
+from gpucoord_site.http.clients import find
 
 PROXIES = ["127.0.0.1", "::1", "10.0.0.0/8"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.config.errors import OTHER_VARIABLES, variables
 from gpucoord_site.config.settings import Config, ConfigError, load_config
+from gpucoord_site.config.values import OTHER_VARIABLES, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,10 +17,9 @@ import httpx
 import pytest
 
 from gpucoord_site.config.settings import Config
-from gpucoord_site.demo import command, days, seeding
-from gpucoord_site.demo.days import DAY_S
+from gpucoord_site.demo import command, past, seeding
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS
-from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
+from gpucoord_site.demo.past import DAY_S, HOURS, PEOPLE, history, log_of, past_jobs
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.simulated import Scenario
 from monitor.incidents import rows as open_incidents
@@ -45,7 +44,7 @@ def test_each_program_has_a_past_whenever_the_demo_starts(minutes: int) -> None:
     now_t = int((NOW + timedelta(minutes=minutes)).timestamp())
 
     users = {
-        (life.user, life.gpu) for life in days.lives(8, 1, now_t) if life.began > now_t - DAY_S
+        (life.user, life.gpu) for life in past.lives(8, 1, now_t) if life.began > now_t - DAY_S
     }
 
     assert {("alice", 1), ("bob", 2), ("bob", 3), ("charlie", 5)} <= users

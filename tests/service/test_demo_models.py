@@ -13,8 +13,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.config.settings import Config
-from gpucoord_site.demo import model_services as demo
-from gpucoord_site.demo.model_services import BACKLOG, LEAVES, STAYS
+from gpucoord_site.demo import jobs as demo
+from gpucoord_site.demo.jobs import BACKLOG, LEAVES, STAYS
 from gpucoord_site.demo.past import PEOPLE
 from gpucoord_site.demo.usage import Activity
 from monitor.models import Event

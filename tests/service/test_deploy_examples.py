@@ -16,8 +16,8 @@ import yaml
 from django.urls import resolve
 
 from gpucoord_site.cli.main import COMMANDS
-from gpucoord_site.config.errors import OTHER_VARIABLES, variables
 from gpucoord_site.config.settings import Config, load_config
+from gpucoord_site.config.values import OTHER_VARIABLES, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "gpucoord_site" / "deploy"

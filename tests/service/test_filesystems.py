@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.service.filesystems import mount_of, network_problem
+from gpucoord_site.service.startup_checks import mount_of, network_problem
 
 LINE = "36 35 0:30 / {point} rw,relatime shared:1 - {kind} {source} rw"
 ROOT_DISK = LINE.format(point="/", kind="ext4", source="/dev/vda1")

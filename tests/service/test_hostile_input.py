@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.asgi import http
-from gpucoord_site.http.asgi_guards import Utf8Only
+from gpucoord_site.http.handler import Utf8Only
 from monitor.gpus.rows import closures as availability
 from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Event, Gpu, Incident

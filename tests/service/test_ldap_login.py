@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from gpucoord_site.config import logins
+from gpucoord_site.config import django_values
 from gpucoord_site.config.settings import Config
 from monitor.models import OsAccount
 from monitor.owners import rows
@@ -103,9 +103,12 @@ def _answers(port: int) -> bool:
 def _configured(directory: str, settings: Any) -> None:
     config = Config(ldap_url=directory, ldap_users=PEOPLE, ldap_start_tls=False)
     settings.CONFIG = config
-    for name, value in logins.login_settings(config).items():
+    for name, value in django_values.login_settings(config).items():
         setattr(settings, name, value)
-    settings.AUTHENTICATION_BACKENDS = [*settings.AUTHENTICATION_BACKENDS, *logins.backends(config)]
+    settings.AUTHENTICATION_BACKENDS = [
+        *settings.AUTHENTICATION_BACKENDS,
+        *django_values.backends(config),
+    ]
 
 
 @pytest.fixture

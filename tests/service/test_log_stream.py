@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.service.log_stream import STOPPED, LogHandler, LogStream
+from gpucoord_site.service.logs import STOPPED, LogHandler, LogStream
 
 LINE = "x" * 99 + "\n"
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpucoord_site.config.settings import ConfigError, load_config
-from gpucoord_site.http.client_address import is_within
+from gpucoord_site.http.clients import is_within
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.owners import rows
 from monitor.pages import metrics as monitor_metrics

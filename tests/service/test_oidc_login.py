@@ -23,7 +23,7 @@ from django.urls import clear_url_caches
 from django.utils import timezone
 
 from gpucoord_site import urls
-from gpucoord_site.config import logins
+from gpucoord_site.config import django_values
 from gpucoord_site.config.settings import Config
 from monitor.owners import rows
 
@@ -106,9 +106,12 @@ def _configure(settings: Any, url: str) -> None:
         oidc_account_claim="unix",
     )
     settings.CONFIG = config
-    for name, value in logins.login_settings(config).items():
+    for name, value in django_values.login_settings(config).items():
         setattr(settings, name, value)
-    settings.AUTHENTICATION_BACKENDS = [*settings.AUTHENTICATION_BACKENDS, *logins.backends(config)]
+    settings.AUTHENTICATION_BACKENDS = [
+        *settings.AUTHENTICATION_BACKENDS,
+        *django_values.backends(config),
+    ]
 
 
 def log_in(provider: Provider, state: str | None = None) -> User | None:

@@ -11,8 +11,8 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucoord_site.http import rate_limits
-from gpucoord_site.http.rate_limits import RateLimit
+from gpucoord_site.http import clients
+from gpucoord_site.http.clients import RateLimit
 from monitor.owners import rows
 
 
@@ -60,7 +60,7 @@ def test_a_client_that_waits_as_long_as_required_is_accepted(
 
 @pytest.fixture
 def one_a_minute(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "_limit", RateLimit())
+    monkeypatch.setattr(clients, "_limit", RateLimit())
     settings.CONFIG = settings.CONFIG.model_copy(update={"requests_per_minute": 1})
 
 
@@ -92,7 +92,7 @@ def test_a_browser_counts_too_and_pages_do_not(alice: User) -> None:
 
 @pytest.mark.django_db
 def test_0_is_no_limit(alice: User, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "_limit", RateLimit())
+    monkeypatch.setattr(clients, "_limit", RateLimit())
     settings.CONFIG = settings.CONFIG.model_copy(update={"requests_per_minute": 0})
     client = Client()
     client.force_login(alice, "django.contrib.auth.backends.ModelBackend")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.config.secret import secret_key
+from gpucoord_site.config.django_values import secret_key
 from gpucoord_site.config.settings import ConfigError
 
 

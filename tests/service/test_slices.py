@@ -14,9 +14,8 @@ from django.utils import timezone
 from django_q.models import OrmQ
 from msgspec.structs import replace
 
-from gpucoord_site.service import lifeline, loops, slices, watchdog
-from gpucoord_site.service.loops import Loop
-from gpucoord_site.service.slices import TickStats, one_line, quantile
+from gpucoord_site.service import children, slices, task_queue
+from gpucoord_site.service.slices import Loop, TickStats, one_line, quantile
 from monitor.models import Event, Lease
 from monitor.runtime.policy import Guard
 from monitor.runtime.probes import datagrams
@@ -80,7 +79,7 @@ def run(
     monkeypatch.setattr("gpucoord_site.service.slices.close_old_connections", lambda: None)
     clock = Clock()
     monkeypatch.setattr("gpucoord_site.service.slices.time", clock)
-    monkeypatch.setattr(lifeline.Lifeline, "wait", staticmethod(clock.wait))
+    monkeypatch.setattr(children.Lifeline, "wait", staticmethod(clock.wait))
     settings.LOOPS = f"{__name__}:LOOPS"
     script.clear()
 
@@ -98,7 +97,7 @@ def test_a_slice_ticks_and_queues_its_successor(run: Callable[..., str]) -> None
     assert script["steps"] >= 4
     assert (script["opened"], script["closed"]) == (1, 1)
     queued = OrmQ.objects.get()
-    assert queued.func() == loops.SLICE
+    assert queued.func() == slices.SLICE
     assert (queued.args(), queued.kwargs()) == (("sampler",), {"after": 1})
     # It should be free for others now.
     assert leases.acquire(SHORT.lease(), me(), timezone.now())
@@ -231,7 +230,7 @@ def test_a_cut_lifeline_stops_it_without_a_successor(
     run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
-    monkeypatch.setenv(lifeline.VARIABLE, str(reader))
+    monkeypatch.setenv(children.VARIABLE, str(reader))
 
     def cut(_guard: Guard) -> None:
         if script["steps"] == 2:
@@ -250,7 +249,7 @@ def test_a_slice_that_is_queued_too_late_does_not_begin(
 ) -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    monkeypatch.setenv(lifeline.VARIABLE, str(reader))
+    monkeypatch.setenv(children.VARIABLE, str(reader))
 
     assert run() == "another process holds the lease"
 
@@ -322,11 +321,11 @@ def test_a_number_that_another_process_has_by_now_is_not_killed(
             name="sampler:box", loop="sampler", host="box", pid=other.pid, start_ticks=1,
             boot_id=boot_id(), expires_at=late,
         )  # fmt: skip
-        row, dog = Lease.objects.get(), watchdog.Watchdog()
-        monkeypatch.setattr(watchdog, "is_alive", lambda *_: True)
+        row, dog = Lease.objects.get(), task_queue.Watchdog()
+        monkeypatch.setattr(task_queue, "is_alive", lambda *_: True)
         now = timezone.now()
         dog._is_in_hands(row, now, 0.0)
-        dog._is_in_hands(row, now, watchdog.SILENT_S + 1)
+        dog._is_in_hands(row, now, task_queue.SILENT_S + 1)
         try:
             assert other.poll() is None
             with pytest.raises(subprocess.TimeoutExpired):

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.asgi import application
-from gpucoord_site.http.asgi_guards import is_same_origin
+from gpucoord_site.http.handler import is_same_origin
 from tests.sockets import Socket
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpucoord_site.service import watchdog
-from gpucoord_site.service.watchdog import (
+from gpucoord_site.service import task_queue
+from gpucoord_site.service.task_queue import (
     ASK_EVERY_S,
     MOST_UNANSWERED,
     PATIENCE_S,
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(watchdog, "time", made)
+    monkeypatch.setattr(task_queue, "time", made)
     return made
 
 
@@ -120,6 +120,6 @@ def test_a_process_that_freezes_while_it_starts_is_stuck_within_15_s(
 
 
 def test_a_socket_on_all_addresses_is_asked_on_loopback() -> None:
-    assert watchdog._reachable(("0.0.0.0", 8000)) == ("127.0.0.1", 8000)
-    assert watchdog._reachable(("::", 8000, 0, 0)) == ("::1", 8000)
-    assert watchdog._reachable(("192.0.2.7", 8000)) == ("192.0.2.7", 8000)
+    assert task_queue._reachable(("0.0.0.0", 8000)) == ("127.0.0.1", 8000)
+    assert task_queue._reachable(("::", 8000, 0, 0)) == ("::1", 8000)
+    assert task_queue._reachable(("192.0.2.7", 8000)) == ("192.0.2.7", 8000)

@@ -263,8 +263,8 @@ def _is_plain(schema: Json, field: Json) -> bool:
 
 
 def _settings() -> Iterator[str]:
-    from gpucoord_site.config.errors import variables
     from gpucoord_site.config.settings import Config
+    from gpucoord_site.config.values import variables
 
     yield "[Installation](../operators/installation.md#settings) says where settings come from."
     yield ""

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.cli import check_machine
-from gpucoord_site.config import errors
+from gpucoord_site.config import values
 from gpucoord_site.config.settings import load_config
 from monitor.facts.thresholds import BY_OPERATORS, IN_SETTINGS, RETIRED, retired, sentence
 from monitor.incidents.policy.findings import GpuTimePolicy
@@ -31,7 +31,7 @@ def former_in_the_file(settings: Any) -> None:
 
 
 def test_no_threshold_is_former_and_present() -> None:
-    for name, kind in errors.POLICIES.items():
+    for name, kind in values.POLICIES.items():
         assert not RETIRED.get(name, frozenset()) & set(policies.thresholds(kind)), name
 
 
@@ -65,7 +65,7 @@ def test_a_settings_file_with_former_thresholds_is_accepted(file: Path) -> None:
 def test_a_mistake_beside_a_former_threshold_is_still_one() -> None:
     tables = {"hogs": {"coverage_pct": 50, "sustained_pc": 1}}
 
-    (problem,) = errors.policy_problems("server", tables)
+    (problem,) = values.policy_problems("server", tables)
 
     assert problem.startswith("sustained_pc in [policy.hogs] is no threshold; did you mean")
 

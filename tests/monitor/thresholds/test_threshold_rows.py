@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test.utils import CaptureQueriesContext
 
-from gpucoord_site.config import errors as config_policies
+from gpucoord_site.config import values as config_policies
 from monitor.facts.thresholds import percent
 from monitor.journal.rows import audit
 from monitor.models import AuditEntry, PolicyValues

@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 from django.db import OperationalError
 from django.utils import timezone
 
-from gpucoord_site.accounts import login_link
+from gpucoord_site.accounts import sessions
 from gpucoord_site.asgi import application
 from monitor.facts.accounts import TokenScope
 from monitor.models import ApiToken
@@ -216,7 +216,7 @@ async def test_revoking_another_token_leaves_it_open(page: Any, alice: User) -> 
 async def test_input_is_not_passed_on_after_a_revocation_whose_wake_up_was_lost(
     page: Any, listener: socket.socket, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_link, "wake", lambda *_: None)
+    monkeypatch.setattr(sessions, "wake", lambda *_: None)
     client, _ = await asyncio.to_thread(listener.accept)
     with client:
         await page.send_to(bytes_data=b"before\r")

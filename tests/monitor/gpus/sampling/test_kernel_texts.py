@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.service.filesystems import mount_of
+from gpucoord_site.service.startup_checks import mount_of
 from monitor.gpus.sampling.probes.host import HostProbe, LimitsProbe
 from monitor.owners.policy import UidRange, uid_map_of
 from monitor.owners.probes.credentials import words_of
