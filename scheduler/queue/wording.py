@@ -84,22 +84,6 @@ def host_drained(blocker: Blocker) -> str:
     return f"The host {blocker.detail('host')} is drained by {blocker.holder}{why}{end}"
 
 
-def _max_jobs(blocker: Blocker) -> str:
-    most = blocker.detail("most")
-    return f"The agent {blocker.holder} may run {most} job{'' if most == 1 else 's'} at a time."
-
-
-def _agent_budget(blocker: Blocker) -> str:
-    limit = blocker.detail("limit")
-    return f"The agent {blocker.holder} has too few of its {limit} GPU-minutes of today left."
-
-
-SENTENCES: Mapping[Code, Callable[[Blocker], str]] = {
-    Code.AGENT_MAX_JOBS: _max_jobs,
-    Code.AGENT_BUDGET: _agent_budget,
-}
-
-
 def text(blocker: Blocker) -> str:
     """The reason in one or two sentences, with all its figures."""
     return _TEXTS[blocker.code](blocker)
@@ -122,7 +106,7 @@ def owners(blocker: Blocker) -> str:
 
 def _owners_first(blocker: Blocker) -> str:
     """The possessive at the beginning of a sentence; a user name keeps its spelling."""
-    return owners(blocker) if blocker.user else _capital(owners(blocker))
+    return owners(blocker) if blocker.user else "The owner's"
 
 
 def lower_first(words: str) -> str:
@@ -144,10 +128,6 @@ def _verb(number: int, singular: str, plural: str) -> str:
     return singular if number == 1 else plural
 
 
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
 def _moment(at: datetime | str | None, blocker: Blocker) -> str:
     if at is None:
         return "at an unknown time"
@@ -157,15 +137,6 @@ def _moment(at: datetime | str | None, blocker: Blocker) -> str:
 
 def _reason(blocker: Blocker) -> str:
     return blocker.detail("reason") or "An operator holds it."
-
-
-def _array_limit(blocker: Blocker) -> str:
-    limit = blocker.detail("limit")
-    return f"At most {_count(limit, 'job')} of array {blocker.array} may run at a time."
-
-
-def _begin_time(blocker: Blocker) -> str:
-    return f"It does not start before {_moment(blocker.until, blocker)}."
 
 
 def _backoff(blocker: Blocker) -> str:
@@ -236,14 +207,6 @@ def _budget_day(blocker: Blocker) -> str:
     )
 
 
-def _share_exceeded(blocker: Blocker) -> str:
-    return f"{_share_of(blocker, 'share allows')} while other users wait; {_share_use(blocker)}"
-
-
-def _user_max_share(blocker: Blocker) -> str:
-    return f"{_share_of(blocker, 'share is limited to')}; {_share_use(blocker)}"
-
-
 def _share_of(blocker: Blocker, verb: str) -> str:
     gpus = _count(blocker.detail("gpus"), "GPU")
     figure = f"{blocker.detail('most'):g} of {gpus} for {blocker.detail('kind')} jobs"
@@ -278,25 +241,6 @@ def _util_target(blocker: Blocker) -> str:
     return f"No job joins the others on {_gpu(blocker)} now: {why}"
 
 
-def _stale_reading(blocker: Blocker) -> str:
-    return f"The last reading of the GPUs is older than {blocker.requested}, so no job is placed."
-
-
-def _cpu_places(blocker: Blocker) -> str:
-    places = blocker.detail("places")
-    return f"All {places} places for jobs without a GPU are taken."
-
-
-def _gpu_count(blocker: Blocker) -> str:
-    fitting = blocker.detail("fitting")
-    return f"This job asks for {blocker.requested}; {fitting or 'none'} can take it now."
-
-
-def _other_gpus(blocker: Blocker) -> str:
-    count = blocker.detail("count")
-    return f"{_count(count, 'other GPU')} can't take it: {blocker.available}."
-
-
 def _infeasible(blocker: Blocker) -> str:
     matching = blocker.detail("able")
     matches = (
@@ -329,10 +273,6 @@ def _reserved_for(blocker: Blocker) -> str:
         "late": "this job might still run when that job can start",
     }[case]
     return f"{gpu} is reserved for job {blocker.job}, which is served first: {why}."
-
-
-def _gpu_unhealthy(blocker: Blocker) -> str:
-    return f"{_gpu(blocker)} can't be used: {blocker.detail('problem')}"
 
 
 def _gpu_unsuitable(blocker: Blocker) -> str:
@@ -391,10 +331,6 @@ def _memory_unknown(blocker: Blocker) -> str:
     return f"How much memory is free on {gpu} is not known."
 
 
-def _ramping(blocker: Blocker) -> str:
-    return f"{_gpu(blocker)}: job {blocker.job} has just started and not yet taken its memory."
-
-
 def _gpu_locked(blocker: Blocker) -> str:
     refused = blocker.detail("refused")
     if refused:
@@ -439,38 +375,55 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.HELD: _reason,
     Code.TOO_MANY_REQUEUES: _reason,
     Code.INFEASIBLE: _infeasible,
-    Code.ARRAY_LIMIT: _array_limit,
-    Code.BEGIN_TIME: _begin_time,
+    Code.ARRAY_LIMIT: lambda b: (
+        f"At most {_count(b.detail('limit'), 'job')} of array {b.array} may run at a time."
+    ),
+    Code.BEGIN_TIME: lambda b: f"It does not start before {_moment(b.until, b)}.",
     Code.BACKOFF: _backoff,
     Code.DEPENDENCY: _dependency,
     Code.OUTSIDE_WINDOW: _outside_window,
     Code.USER_MAX_GPUS: _user_max_gpus,
     Code.USER_MAX_JOBS: _user_max_jobs,
     Code.USER_MAX_MEMORY: _user_max_memory,
-    Code.USER_MAX_SHARE: _user_max_share,
+    Code.USER_MAX_SHARE: lambda b: f"{_share_of(b, 'share is limited to')}; {_share_use(b)}",
     Code.BUDGET_DAY: _budget_day,
-    **SENTENCES,
-    Code.SHARE_EXCEEDED: _share_exceeded,
+    Code.AGENT_MAX_JOBS: lambda b: (
+        f"The agent {b.holder} may run {_count(b.detail('most'), 'job')} at a time."
+    ),
+    Code.AGENT_BUDGET: lambda b: (
+        f"The agent {b.holder} has too few of its {b.detail('limit')} GPU-minutes of today left."
+    ),
+    Code.SHARE_EXCEEDED: lambda b: (
+        f"{_share_of(b, 'share allows')} while other users wait; {_share_use(b)}"
+    ),
     Code.SHARE_REDUCED: _share_reduced,
     Code.PRESSURE: _pressure,
     Code.UTIL_TARGET: _util_target,
     Code.NO_READING: lambda _: "The GPUs have not been read yet.",
-    Code.STALE_READING: _stale_reading,
+    Code.STALE_READING: lambda b: (
+        f"The last reading of the GPUs is older than {b.requested}, so no job is placed."
+    ),
     Code.NO_GPU: lambda blocker: f"No GPU can be used now: {blocker.holder}",
-    Code.CPU_PLACES: _cpu_places,
+    Code.CPU_PLACES: lambda b: f"All {b.detail('places')} places for jobs without a GPU are taken.",
     Code.DISK_FULL: disk_full,
     Code.HOST_MEMORY: host_memory,
     Code.HOST_CPUS: host_cpus,
-    Code.GPU_COUNT: _gpu_count,
-    Code.OTHER_GPUS: _other_gpus,
+    Code.GPU_COUNT: lambda b: (
+        f"This job asks for {b.requested}; {b.detail('fitting') or 'none'} can take it now."
+    ),
+    Code.OTHER_GPUS: lambda b: (
+        f"{_count(b.detail('count'), 'other GPU')} can't take it: {b.available}."
+    ),
     Code.RESERVED_FOR: _reserved_for,
     Code.BATCH_EXCLUSIVE: lambda b: f"{_gpu(b)} is reserved for {b.holder} (exclusive mode).",
-    Code.GPU_UNHEALTHY: _gpu_unhealthy,
+    Code.GPU_UNHEALTHY: lambda b: f"{_gpu(b)} can't be used: {b.detail('problem')}",
     Code.GPU_UNSUITABLE: _gpu_unsuitable,
     Code.GPU_TAKEN: _gpu_taken,
     Code.GPU_MEMORY: _gpu_memory,
     Code.MEMORY_UNKNOWN: _memory_unknown,
-    Code.RAMPING: _ramping,
+    Code.RAMPING: lambda b: (
+        f"{_gpu(b)}: job {b.job} has just started and not yet taken its memory."
+    ),
     Code.GPU_LOCKED: _gpu_locked,
     Code.GPU_PAUSED: _gpu_paused,
     Code.HOST_DRAINED: host_drained,
@@ -567,10 +520,6 @@ def _taken(blocker: Blocker) -> str:
     return f"It starts when {ends}."
 
 
-def _budget(blocker: Blocker) -> str:
-    return f"It starts after the day ends, {blocker.detail('resets')}."
-
-
 _BY_ENGINE = {
     Tier.PERSON: "Its owner or an operator of the engine must change something.",
     Tier.NOT_YET: "It starts by itself when that is over.",
@@ -597,7 +546,7 @@ _CONDITIONS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.USER_MAX_GPUS: lambda b: f"It starts when enough of {owners(b)} jobs have ended.",
     Code.USER_MAX_JOBS: lambda b: f"It starts when one of {owners(b)} jobs ends.",
     Code.USER_MAX_MEMORY: lambda b: f"It starts when enough of {owners(b)} jobs have ended.",
-    Code.BUDGET_DAY: _budget,
+    Code.BUDGET_DAY: lambda b: f"It starts after the day ends, {b.detail('resets')}.",
     Code.AGENT_MAX_JOBS: "It starts when another job of this agent ends.",
     Code.AGENT_BUDGET: "It starts tomorrow, or when its owner raises the limit on /account/.",
     Code.USER_MAX_SHARE: lambda b: f"It starts when enough of {owners(b)} jobs have ended.",
