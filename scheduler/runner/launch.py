@@ -343,7 +343,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The standard library comes first, so that no installed package replaces one of its modules.
 PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from scheduler.runner import run as pool; pool.serve(int(sys.argv[2]))"
+    "from scheduler.runner import run; run.serve(int(sys.argv[2]))"
 )
 SEND_TIMEOUT_S = 1.0
 # A pool that takes no order for this time hangs. An order takes some tens of milliseconds.

@@ -41,7 +41,7 @@ PATIENCE_S = 30.0
 RUNNER_PROGRAM = """
 import os, sys
 sys.path.append(sys.argv[1])
-from scheduler.runner import run as pool
+from scheduler.runner import run
 seen = set()
 def note(frame, event, arg):
     path = frame.f_code.co_filename
