@@ -7,7 +7,7 @@ from django.urls import reverse
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from monitor.templatetags.monitor_tags import MORE_PAGES, PAGES
-from tests.browser.conftest import GPU_0, PHONE, Open
+from tests.browser.conftest import GPU_0, PHONE, WIDE, Open
 from tests.processes.service import Service
 
 pytestmark = pytest.mark.browser
@@ -48,28 +48,7 @@ def overflow(page: Page) -> int:
     return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_it_says_that_it_is_simulated_and_fits_a_phone(path: str, open_page: Open) -> None:
-    page = open_page(path, size=PHONE)
-    assert page.locator(".sim-banner").is_visible()
-    assert page.title().startswith("[simulated] ")
-    page.wait_for_timeout(300)
-
-    assert overflow(page) <= 0
-
-
-def test_the_gpu_page_fits_a_phone(open_page: Open) -> None:
-    page = open_page("/", size=PHONE)
-    page.locator(GPU_0).click()
-    page.wait_for_url("**/gpus/**")
-
-    assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("path", [*PATHS, "/admin/", "/admin/monitor/event/"])
-def test_it_has_a_connection_state_toasts_and_a_palette(path: str, open_page: Open) -> None:
-    page = open_page(path)
-
+def has_connection_toasts_and_palette(page: Page) -> None:
     expect(page.locator("#connection")).to_have_count(1)
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     expect(page.locator("#toasts[role=status]")).to_have_count(1)
@@ -78,6 +57,33 @@ def test_it_has_a_connection_state_toasts_and_a_palette(path: str, open_page: Op
         expect(page.locator("dialog#palette[role=dialog]")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.locator("dialog#palette")).not_to_be_visible()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_it_says_that_it_is_simulated_fits_a_phone_and_has_its_frame(
+    path: str, open_page: Open
+) -> None:
+    page = open_page(path, size=PHONE)
+    assert page.locator(".sim-banner").is_visible()
+    assert page.title().startswith("[simulated] ")
+    page.wait_for_timeout(300)
+
+    assert overflow(page) <= 0
+    page.set_viewport_size(WIDE)
+    has_connection_toasts_and_palette(page)
+
+
+@pytest.mark.parametrize("path", ["/admin/", "/admin/monitor/event/"])
+def test_a_page_of_the_admin_has_its_frame(path: str, open_page: Open) -> None:
+    has_connection_toasts_and_palette(open_page(path))
+
+
+def test_the_gpu_page_fits_a_phone(open_page: Open) -> None:
+    page = open_page("/", size=PHONE)
+    page.locator(GPU_0).click()
+    page.wait_for_url("**/gpus/**")
+
+    assert overflow(page) <= 0
 
 
 def test_the_admin_has_the_theme_of_the_site(open_page: Open) -> None:
