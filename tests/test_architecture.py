@@ -213,6 +213,21 @@ def test_facts_and_policy_import_only_pure_modules() -> None:
     )
 
 
+def test_a_runner_and_all_that_it_loads_need_the_standard_library_alone() -> None:
+    """It runs where no other package is: apart from site-packages, and on nodes of Slurm."""
+    reached = {m for m in _modules() if m.name.startswith("scheduler.runner")}
+    waiting = list(reached)
+    while waiting:
+        new = set(_internal(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    foreign = {m.name: names for m in reached if (names := _external(m) - sys.stdlib_module_names)}
+
+    assert foreign.keys() <= {
+        f"scheduler.runner.programs.{name}" for name in ("embed", "serve", "transcribe")
+    }
+
+
 def test_edges_never_import_django() -> None:
     assert not _offenders(lambda m: _external(m) & DJANGO, where=lambda m: m.layer == EDGES)
 

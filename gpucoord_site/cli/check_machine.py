@@ -31,8 +31,7 @@ from monitor.facts.formats import GIB
 from monitor.facts.input_rules import escaped
 from monitor.gpus.policy.capability import cpu_places
 from monitor.gpus.sampling.probes.host import LimitsProbe
-from monitor.runtime.probes import disk_space
-from monitor.runtime.probes import processes as service_state
+from monitor.runtime.probes import disk_space, service_state
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, Layer
 from scheduler.catalogue import PROFILES
@@ -258,7 +257,7 @@ def _reachable(config: Config, address: str) -> Iterator[Finding]:
 def listeners(config: Config) -> Iterator[Finding]:
     """Addresses that a running service can't listen on; before its start, the port for models."""
     state = service_state.read(config.data / "run")
-    if state is not None and service_state.still_runs(state):
+    if state is not None and service_state.is_alive(state):
         for listener in state.listeners:
             if listener.problem:
                 yield warn("listeners", listener.problem, "it is tried again every 3 s")

@@ -30,7 +30,7 @@ ANSWER_S = 20.0
 LONGEST_ANSWER = 64 * 1024
 # Together longer than the time in which the service counts logins.
 PAUSES_S = (0.3, 1.0, 2.0, 4.0, 4.0)
-# As monitor/runtime/probes/processes.py writes it, which clients do not have.
+# As monitor/runtime/probes/service_state.py writes it, which clients do not have.
 STATE = Path("run/service.json")
 LISTENS_S = 1.0
 TOO_BUSY = b'{"error": "gpucoord closed the login socket; try again.", "retry": true}'

@@ -31,7 +31,7 @@ from gpucoord_site.models import WelcomeHidden
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.simulated import Scenario
 from monitor.journal.rows import events
-from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.probes.process_identity import boot_id
 from reports.models import ReportSchedule
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement, YieldOptions
 from scheduler.facts.plans import Placement

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucoord_site.service.logs import LogStream
-from monitor.runtime.probes.processes import ChildState, start_ticks
+from monitor.runtime.probes.process_identity import start_ticks
+from monitor.runtime.probes.service_state import ChildState
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15

@@ -18,7 +18,7 @@ from django.utils import timezone
 from gpucoord_site.cli import local_login
 from gpucoord_site.service.startup_checks import UnableToStart, bind
 from monitor.journal.rows import events
-from monitor.runtime.probes.processes import ListenerState
+from monitor.runtime.probes.service_state import ListenerState
 from monitor.runtime.rows.extensions import part
 
 LOOK_EVERY_S = 3.0

@@ -33,7 +33,7 @@ from monitor.journal.rows import events
 from monitor.models import Lease
 from monitor.runtime.policy import Guard, Step
 from monitor.runtime.probes import datagrams
-from monitor.runtime.probes.processes import me
+from monitor.runtime.probes.process_identity import me
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.item_isolation import place_of
 from monitor.runtime.rows.leases import HeldLease, LeaseLost, LeaseSpec

@@ -53,8 +53,9 @@ from monitor.gpus.policy import hosts as host_policy
 from monitor.gpus.rows import hosts as host_rows
 from monitor.journal.rows import audit, events
 from monitor.owners import rows as os_accounts
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ChildState, ServiceState, boot_id, start_ticks
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.process_identity import boot_id, start_ticks
+from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.policy import DiskPolicy
 from scheduler.facts.jobs import JobState

@@ -33,8 +33,9 @@ from gpucoord_site.service.task_queue import (
     run_cluster,
     run_report_cluster,
 )
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ListenerState, ServiceState, boot_id
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.probes.service_state import ListenerState, ServiceState
 from monitor.runtime.rows import database
 from monitor.runtime.rows.extensions import part
 from monitor.runtime.rows.item_isolation import FaultLog

@@ -28,7 +28,7 @@ from django_q.tasks import async_task
 
 from gpucoord_site.service import slices
 from monitor.models import Lease
-from monitor.runtime.probes.processes import cpu_ticks, is_alive
+from monitor.runtime.probes.process_identity import cpu_ticks, is_alive
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.database import TEXT_MARK, PreparedQuery, compiled_once
 from scheduler.runner import process_tree

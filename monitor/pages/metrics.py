@@ -24,7 +24,7 @@ from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.models import Channel, Claim, Lease, Message
 from monitor.runtime.policy import LoopFact, LoopState, judge
-from monitor.runtime.probes import processes as service_state
+from monitor.runtime.probes import service_state
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.database import compiled_once
 from monitor.usage.rows import processes as process_rows

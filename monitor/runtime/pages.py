@@ -22,9 +22,8 @@ from monitor.facts.readings import CallCost, Snapshot
 from monitor.gpus.rows import snapshot as snapshot_rows
 from monitor.models import Lease
 from monitor.runtime.policy import LOOPS, LoopFact, LoopState, complete, judge, verdict, worst
-from monitor.runtime.probes import disk_space
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ChildState, ListenerState, ServiceState
+from monitor.runtime.probes import disk_space, service_state
+from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.extensions import part
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from monitor.runtime.probes.processes import boot_id, is_alive
+from monitor.runtime.probes.process_identity import boot_id, is_alive
 from scheduler.runner import files, process_tree
 from scheduler.runner.confine import confinement
 from scheduler.runner.files import YieldRequestFile

@@ -60,7 +60,7 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     from gpucoord_site.service import slices
     from gpucoord_site.service.slices import PATIENCE_S
     from monitor.runtime.probes import datagrams
-    from monitor.runtime.probes.processes import me
+    from monitor.runtime.probes.process_identity import me
     from monitor.runtime.rows import leases
     from monitor.runtime.rows.wakeups import Listener
     from scheduler.models import Job

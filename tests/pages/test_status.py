@@ -15,8 +15,8 @@ from monitor.facts.readings import CallCost, Health, Limits
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Lease
 from monitor.runtime import pages
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ChildState, ServiceState
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.runtime.rows import leases
 from scheduler.models import HostCapability
 from tests.builders import GIB, NOW, gpu, host, snapshot

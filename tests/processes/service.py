@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import httpx
 
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ServiceState
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.service_state import ServiceState
 from scheduler.runner import files, process_tree
 from scheduler.runner.guardian import RUNNER
 from scheduler.runner.spec import Started

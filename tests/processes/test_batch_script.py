@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.probes.process_identity import boot_id
 from scheduler.execution.engines.slurm import PROGRAM
 from scheduler.runner import accounts, attempt_files, files, process_tree
 from scheduler.runner.launch import ROOT

@@ -20,8 +20,8 @@ from monitor.facts.readings import CallCost, DiskReading, Pressure
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Lease
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ChildState, ListenerState, ServiceState
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
 from monitor.usage.rows.processes import QUANTITIES
 from tests.builders import gpu, gpu_uuid, host, process, snapshot
 from tests.monitor.scrape import Scrape

@@ -18,8 +18,9 @@ from gpucoord_site.config.settings import Config
 from gpucoord_site.service import children, listeners
 from gpucoord_site.service.listeners import ListenerReport, LoginListener, remove_stale_sockets
 from monitor.models import Event
-from monitor.runtime.probes import processes as service_state
-from monitor.runtime.probes.processes import ListenerState, ServiceState, boot_id
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.probes.service_state import ListenerState, ServiceState
 from tests.service.postgres_cluster import free_port
 
 PROBLEM = "The endpoint for language models can't listen: Port 8001 on 127.0.0.1 is taken."

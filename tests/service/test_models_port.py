@@ -12,7 +12,7 @@ import pytest
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service import listeners
 from gpucoord_site.service.listeners import EndpointSocket
-from monitor.runtime.probes import processes as service_state
+from monitor.runtime.probes import service_state
 from scheduler.language_models.model_proxy import rows as proxy_rows
 from scheduler.language_models.model_services import rows
 

@@ -19,7 +19,7 @@ from gpucoord_site.service.slices import Loop, TickStats, one_line, quantile
 from monitor.models import Event, Lease
 from monitor.runtime.policy import Guard
 from monitor.runtime.probes import datagrams
-from monitor.runtime.probes.processes import boot_id, me
+from monitor.runtime.probes.process_identity import boot_id, me
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.wakeups import socket_folder
 

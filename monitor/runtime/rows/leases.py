@@ -12,7 +12,7 @@ from msgspec import Struct
 from monitor.facts.formats import fact_from
 from monitor.models import Lease
 from monitor.runtime.policy import LoopFact
-from monitor.runtime.probes.processes import Identity, is_alive
+from monitor.runtime.probes.process_identity import Identity, is_alive
 from monitor.runtime.rows.database import update_rows
 
 

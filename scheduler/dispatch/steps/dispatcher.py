@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.runtime.policy import Guard
-from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import keep_commits_synced
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from monitor.runtime.probes.processes import start_ticks
+from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.execution.engines import policy
 from scheduler.execution.engines.facts import (
     Allocation,

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from monitor.gpus.rows import hosts as host_rows
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.runtime.policy import Guard
-from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import MARK, PreparedQuery
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake

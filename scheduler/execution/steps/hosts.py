@@ -18,7 +18,7 @@ from monitor.facts.readings import HostFact, Snapshot
 from monitor.gpus.policy import hosts as host_policy
 from monitor.gpus.rows import hosts as host_rows
 from monitor.journal.rows import events
-from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake

@@ -18,7 +18,7 @@ from monitor.facts.formats import fact_from
 from monitor.gpus.rows import hosts as host_rows
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu, ProcessUse
-from monitor.runtime.probes import processes as service_state
+from monitor.runtime.probes import service_state
 from monitor.runtime.rows.wakeups import wake
 from monitor.usage.rows.rollups import RetentionPeriods
 from scheduler.facts.blockers import Tier

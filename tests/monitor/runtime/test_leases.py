@@ -7,7 +7,7 @@ import pytest
 from django.db import transaction
 
 from monitor.models import Event, Lease
-from monitor.runtime.probes.processes import Identity, boot_id, me
+from monitor.runtime.probes.process_identity import Identity, boot_id, me
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.leases import HeldLease, LeaseLost, LeaseSpec
 

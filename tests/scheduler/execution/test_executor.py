@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.runtime.probes.processes import me
+from monitor.runtime.probes.process_identity import me
 from scheduler.execution.policy import Action
 from scheduler.execution.steps import specs
 from scheduler.execution.steps.executor import Executor

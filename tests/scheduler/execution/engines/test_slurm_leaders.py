@@ -16,7 +16,7 @@ from monitor.facts.readings import GpuProcess, ProcessIdentity
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Claim, Event, ItemFault
 from monitor.owners.policy import attribute
-from monitor.runtime.probes.processes import start_ticks
+from monitor.runtime.probes.process_identity import start_ticks
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.execution.engines import slurm
 from scheduler.execution.engines.policy import ReportedProcess, refusal_of

@@ -21,7 +21,7 @@ from monitor.gpus.rows import hosts
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
 from monitor.models import Event, HostMinute
-from monitor.runtime.probes.processes import boot_id
+from monitor.runtime.probes.process_identity import boot_id
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.execution import pages as host_pages
