@@ -54,7 +54,7 @@ class Served:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             try:
-                httpx.get(f"{self.address}/api/openapi.json").raise_for_status()
+                httpx.get(f"{self.address}/api/openapi.json", timeout=60).raise_for_status()
             except httpx.TransportError:
                 time.sleep(0.2)
             else:
