@@ -22,6 +22,7 @@ from monitor.owners.probes import credentials as runtimes
 from scheduler.dispatch.steps import preview
 from scheduler.jobs.rows import durations
 from scheduler.runner import accounts, files
+from tests.browser.chromium import chromium_path
 from tests.builders import PASSWORD
 
 # The same examples each time, however slow the machine: what fails here failed before, too.
@@ -39,12 +40,6 @@ settings.load_profile("steady")
 # A shell that starts the tests in the background has interrupts ignored, and so would the services
 # and commands that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def chromium_path() -> str | None:
-    """The path of Chromium, without windows if possible: drawing them costs more than the pages."""
-    names = ("chromium-headless-shell", "chromium", "chromium-browser")
-    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _missing_browser() -> str | None:

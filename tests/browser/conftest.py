@@ -16,7 +16,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.conftest import chromium_path
+from tests.browser.chromium import chromium_path
 from tests.processes.service import Service, wait_until
 
 WIDE: ViewportSize = {"width": 1400, "height": 900}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from tests.browser.chromium import chromium_path
 from tests.browser.conftest import OPTIONS, PATIENCE_MS
-from tests.conftest import chromium_path
 from tests.pace import LONGEST_S
 from tests.processes.person import as_account, command, environment, needs_accounts
 from tests.processes.service import ROOT, Service, wait_until
