@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from msgspec.structs import replace
 from psycopg import sql
-from pydantic import ValidationError
 
 from gpucoord_site import __version__
 from gpucoord_site.backup import archive
 from gpucoord_site.backup.archive import DATABASES, SECRET_KEY, SETTINGS, BackupError, Manifest
+from gpucoord_site.config import values
 from gpucoord_site.config.django_values import database
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config
@@ -303,10 +304,9 @@ def move(config: Config, target: str) -> str:
 
 def _with_url(config: Config, url: str) -> Config:
     try:
-        return Config(**config.model_dump() | {"database_url": url})
-    except ValidationError as error:
-        reason = error.errors()[0].get("ctx", {}).get("error", "it is no address of a database")
-        raise BackupError(f"The target can't be used: {reason}.") from None
+        return replace(config, database_url=values.database(url))
+    except ValueError as error:
+        raise BackupError(f"The target can't be used: {error}.") from None
 
 
 def _check_source(source: dict[str, Any]) -> None:

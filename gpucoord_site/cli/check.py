@@ -21,8 +21,8 @@ from gpucoord_site.cli.check_machine import Finding, Level, as_json, as_text, fa
 from gpucoord_site.cli.commands import arg, command
 from gpucoord_site.config.django_values import database as database_settings
 from gpucoord_site.config.file import config_file
-from gpucoord_site.config.settings import Config, ConfigError, load_config
-from gpucoord_site.config.values import SECRETS, origin
+from gpucoord_site.config.settings import Config, ConfigError, load_config, rules
+from gpucoord_site.config.values import origin
 from monitor.facts.formats import GIB
 from monitor.facts.readings import GpuSweep, Health
 from scheduler.execution import probes as capabilities_probe
@@ -63,9 +63,9 @@ def settings_in_words(config: Config) -> str:
     """The settings file and the values that differ from the defaults; secrets are masked."""
     path = config_file()
     changed = [
-        f"{field} = {'***' if field in SECRETS else getattr(config, field)} ({where})"
-        for field in Config.model_fields
-        if (where := origin(Config, field, os.environ))
+        f"{name} = {'***' if rule.is_secret else getattr(config, name)} ({where})"
+        for name, rule in rules().items()
+        if (where := origin(name, os.environ))
     ]
     file = f"file {path}" if path else "no gpucoord.toml"
     return f"{file}; " + ("changed: " + ", ".join(changed) if changed else "all defaults")

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpucoord_site.config.settings import Config
-from gpucoord_site.config.values import is_loopback
+from gpucoord_site.config.values import is_loopback, origin
 from gpucoord_site.service.startup_checks import mount_of
 from monitor.catalogue import PROFILE_WORDS
 from monitor.facts import input_rules
@@ -162,7 +162,7 @@ def limits(config: Config) -> Iterator[Finding]:
     count = cpu_places(config.cpu_jobs, may)
     places = f"{count} job{'' if count == 1 else 's'} without a GPU at once"
     yield ok("limits", f"{cpus}, {memory}; {places}")
-    if config.cpu_jobs > count and "cpu_jobs" in config.model_fields_set:
+    if config.cpu_jobs > count and origin("cpu_jobs", os.environ):
         run = "job without a GPU runs" if count == 1 else "jobs without a GPU run"
         text = f"cpu_jobs is {config.cpu_jobs}, but only {count} {run} at once: one per CPU"
         yield warn("limits", text, "Lower cpu_jobs, or raise cpus if the machine has more.")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_network
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlsplit
 from zoneinfo import available_timezones
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import NoDecode
+from msgspec import Meta, Struct, ValidationError, convert
 
 from gpucoord_site.config.file import config_file, read_toml
 from monitor import catalogue as monitor
@@ -31,12 +29,89 @@ from monitor.thresholds.policy import (
 from reports import catalogue as reports
 from scheduler import catalogue as scheduler
 
+NO_LIMITS = Meta()
 
-def _names(value: object) -> object:
-    """`a.org, b.org` in a variable is the list ["a.org", "b.org"]."""
-    if isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
-    return value
+
+class Rule(Struct, frozen=True):
+    """What a setting is for, and which values of its type it may have.
+
+    check: returns the value to use; ValueError: the end of a sentence, "" = `advice`. advice: the
+    same for a value that is not of the type; "" = in the words for the type.
+    """
+
+    about: str
+    check: Callable[[Any], Any] | None = None
+    is_secret: bool = False
+    advice: str = ""
+    limits: Meta = NO_LIMITS
+
+    def advice_for(self, kind: Any) -> str:
+        """The valid values in words: `it must be a whole number from 0 to 65535`."""
+        if self.advice:
+            return self.advice
+        if kind is Path:
+            return "it must be a folder"
+        if get_origin(kind) is list:
+            return "it must be names separated by commas"
+        return f"it must be {accepted_values(kind, self.limits)}"
+
+
+# Besides true, false, 1 and 0.
+YES_AND_NO = {"yes": True, "on": True, "y": True, "t": True}
+YES_AND_NO |= {"no": False, "off": False, "n": False, "f": False}
+
+
+def read(hint: Any, value: object) -> Any:
+    """A setting from the text of a variable, or from TOML. hint: its type and Rule.
+
+    Raises ValueError with the end of a sentence.
+    """
+    rule: Rule = hint.__metadata__[0]
+    kind = plain_type(get_args(hint)[0])
+    try:
+        plain = _of_text(kind, value, rule) if isinstance(value, str) else value
+        made = convert(plain, Annotated[kind, rule.limits], strict=False, dec_hook=_path)
+        if isinstance(made, float) and not isfinite(made):
+            raise ValueError
+        return rule.check(made) if rule.check else made
+    except ValidationError:
+        raise ValueError(rule.advice_for(kind)) from None
+    except ValueError as error:
+        raise ValueError(str(error) or rule.advice_for(kind)) from None
+
+
+def _of_text(kind: Any, text: str, rule: Rule) -> object:
+    """`a.org, b.org` is the list ["a.org", "b.org"]; tables are JSON."""
+    if rule.is_secret:
+        return text
+    text = text.strip()
+    if get_origin(kind) is list:
+        return [name.strip() for name in text.split(",") if name.strip()]
+    if get_origin(kind) is dict:
+        try:
+            return input_rules.parse_json(text)
+        except ValueError:
+            raise ValueError from None
+    return YES_AND_NO.get(text.lower(), text) if kind is bool else text
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise ValueError
+
+
+def folder(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+BY_MODEL = 'it must name models with numbers above 0, such as {"RTX 9090": 900}'
+
+
+def ranks(table: dict[str, float]) -> dict[str, float]:
+    if all(rank > 0 for rank in table.values()):
+        return table
+    raise ValueError
 
 
 def zone(name: str) -> str:
@@ -99,6 +174,7 @@ def local_accounts(text: str) -> str:
 
 
 def database(url: str) -> str:
+    url = url.strip()
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and parts.path.strip("/"):
         return url
@@ -109,37 +185,6 @@ def database(url: str) -> str:
             raise ValueError("the port in it must be a number up to 65535") from None
         return url
     raise ValueError("it must look like postgresql://USER:PASSWORD@HOST:5432/NAME")
-
-
-Text = Annotated[str, BeforeValidator(lambda v: v.strip() if isinstance(v, str) else v)]
-
-
-def _ranks(value: object) -> dict[str, float]:
-    """`{"RTX 9090": 900}`: a table in the file, JSON in a variable."""
-    try:
-        table: Any = input_rules.parse_json(value) if isinstance(value, str) else value
-        ranks = {str(model): float(rank) for model, rank in dict(table).items()}
-        if all(rank > 0 for rank in ranks.values()):
-            return ranks
-    except (TypeError, ValueError):
-        pass
-    raise ValueError('it must name models with numbers above 0, such as {"RTX 9090": 900}')
-
-
-def _tables(value: object) -> dict[str, Any]:
-    """`{"hogs": {…}}`: tables in the file, JSON in a variable."""
-    try:
-        tables: Any = input_rules.parse_json(value) if isinstance(value, str) else value
-    except ValueError:
-        tables = None
-    if isinstance(tables, dict):
-        return tables
-    raise ValueError('it must name policies with their thresholds, such as {"hogs": {…}}')
-
-
-Ranks = Annotated[dict[str, float], NoDecode, BeforeValidator(_ranks)]
-Tables = Annotated[dict[str, Any], NoDecode, BeforeValidator(_tables)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
 
 
 # The names and addresses of this host, so that they need no setting.
@@ -184,9 +229,6 @@ def _in_url(host: str) -> str:
 # Problems of settings and thresholds: which one, the given value, and what is allowed.
 
 
-SECRETS = frozenset(
-    {"admin_password", "database_url", "join_token", "ldap_bind_password", "oidc_client_secret"}
-)
 # Ours, but no settings: where the settings are, what `submit` talks to, what jobs and tests get.
 OTHER_VARIABLES = frozenset(
     {
@@ -214,62 +256,37 @@ OTHER_VARIABLES = frozenset(
 )
 
 
-def variables(model: type[BaseModel], field: str) -> list[str]:
-    """The environment variables that set this field, the recommended one first."""
-    alias = model.model_fields[field].validation_alias
-    if isinstance(alias, AliasChoices):
-        return [str(a) for a in alias.choices if str(a).isupper()]
-    return [f"GPUCOORD_{field.upper()}"]
+def variables(name: str) -> list[str]:
+    """The environment variables that set it, the recommended one first."""
+    own = f"GPUCOORD_{name.upper()}"
+    return ["DATABASE_URL", own] if name == "database_url" else [own]
 
 
-def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
+def unknown_variables(settings: Collection[str], environ: Mapping[str, str]) -> list[str]:
     """A sentence for each unused GPUCOORD_ variable; most are misspelt."""
-    names = {name for field in model.model_fields for name in variables(model, field)}
-    names |= OTHER_VARIABLES
+    names = {each for name in settings for each in variables(name)} | OTHER_VARIABLES
     strays = sorted(n for n in environ if n.startswith("GPUCOORD_") and n not in names)
     return [f"{name} is no setting{nearest(name, names) or '.'}" for name in strays]
 
 
-def origin(model: type[BaseModel], field: str, environ: Mapping[str, str]) -> str | None:
+def unknown(key: str, settings: Collection[str]) -> str:
+    """A sentence about a key of the settings file."""
+    return f"{key} in {config_file()} is no setting{nearest(key, settings) or '.'}"
+
+
+def origin(name: str, environ: Mapping[str, str]) -> str | None:
     """The origin of a value in words (`GPUCOORD_PORT`, `port in FILE`); None = its default."""
-    for name in variables(model, field):
-        if environ.get(name):
-            return name
+    for variable in variables(name):
+        if environ.get(variable):
+            return variable
     path = config_file()
-    return f"{field} in {path}" if path and field in read_toml(path) else None
+    return f"{name} in {path}" if path and name in read_toml(path) else None
 
 
-def describe(error: ValidationError, model: type[BaseModel], value: Mapping[str, Any]) -> list[str]:
-    """One sentence for each invalid value, each once; secrets are not shown."""
-    return list(dict.fromkeys(_sentence(dict(e), model, value) for e in error.errors()))
-
-
-def _sentence(error: dict[str, Any], model: type[BaseModel], entered: Mapping[str, Any]) -> str:
-    if not error["loc"]:
-        # About several settings.
-        return f"{error['ctx']['error']}."
-    key = str(error["loc"][0])
-    if error["type"] == "extra_forbidden":
-        return f"{key} in {config_file()} is no setting{nearest(key, model.model_fields) or '.'}"
-    field = key if key in model.model_fields else _field_of(key, model)
-    name = f"--{field}" if field in entered else (origin(model, field, os.environ) or field)
-    secret = field in SECRETS
-    value = "has a value that can't be used" if secret else f"is {quoted(error['input'])}"
-    own = error.get("ctx", {}).get("error")
-    advice = str(own or f"it must be {wanted(model.model_fields[field])}")
-    return f"{name} {value}: {advice}" + ("" if advice.endswith("?") else ".")
-
-
-def _field_of(alias: str, model: type[BaseModel]) -> str:
-    return next(f for f in model.model_fields if alias in variables(model, f))
-
-
-def wanted(field: FieldInfo) -> str:
-    """The valid values of a setting, in words: `a whole number from 0 to 65535`."""
-    kind = plain_type(field.annotation)
-    if kind is Path:
-        return "a folder"
-    return "names separated by commas" if get_origin(kind) is list else accepted_values(field)
+def sentence(where: str, is_secret: bool, value: object, advice: str) -> str:
+    """About an invalid value; a secret is not shown."""
+    given = "has a value that can't be used" if is_secret else f"is {quoted(value)}"
+    return f"{where} {given}: {advice}" + ("" if advice.endswith("?") else ".")
 
 
 POLICIES: dict[str, type[Any]] = {

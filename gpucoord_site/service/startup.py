@@ -30,7 +30,7 @@ from django.utils.crypto import salted_hmac
 from gpucoord_site import __version__
 from gpucoord_site.cli.check_machine import problems as disk_problems
 from gpucoord_site.config.settings import Config, ConfigError, load_config
-from gpucoord_site.config.values import is_loopback, own_names
+from gpucoord_site.config.values import is_loopback, origin, own_names
 from gpucoord_site.service import children, slices
 from gpucoord_site.service.children import kill_session
 from gpucoord_site.service.listeners import LoginListener, remove_stale_sockets
@@ -174,7 +174,8 @@ def _listen(
     try:
         return config, bind(config.host, config.port)
     except UnableToStart as error:
-        if "port" in config.model_fields_set or not isinstance(error, PortTaken):
+        is_chosen = options.get("port") is not None or origin("port", os.environ)
+        if is_chosen or not isinstance(error, PortTaken):
             raise
     listening = bind_free(config.host, config.port + 1)
     number = listening.getsockname()[1]

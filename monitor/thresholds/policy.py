@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Struct, field
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+import msgspec
+from msgspec import Meta, Struct, field
 
 from monitor.facts.thresholds import without_retired
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 SHIPPED, FILE, OPERATORS = "shipped", "gpucoord.toml", "changed here"
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -27,8 +25,8 @@ class Threshold(Struct, frozen=True, kw_only=True):
 
     name: str
     default: Any
-    field: FieldInfo
-    adapter: TypeAdapter[Any]
+    hint: Any
+    limits: Meta
     label: str
     help: str
     unit: str
@@ -37,7 +35,7 @@ class Threshold(Struct, frozen=True, kw_only=True):
 
     @property
     def optional(self) -> bool:
-        return type(None) in get_args(self.field.annotation)
+        return type(None) in get_args(self.hint)
 
     @property
     def is_list(self) -> bool:
@@ -54,16 +52,16 @@ class Threshold(Struct, frozen=True, kw_only=True):
 
     @property
     def _type(self) -> Any:
-        return plain_type(self.field.annotation)
+        return plain_type(self.hint)
 
     def read(self, value: Any) -> Any:
-        """A value of TOML, JSON or a form, converted; ValidationError if it is not allowed."""
-        return self.adapter.validate_json(json.dumps(value, default=str))
+        """A value of TOML, JSON or a form, converted; ValueError if it is not allowed."""
+        return msgspec.json.decode(json.dumps(value, default=str), type=self.hint)
 
     def accepts(self, value: Any) -> bool:
         try:
             self.read(value)
-        except ValidationError:
+        except ValueError:
             return False
         return True
 
@@ -99,22 +97,25 @@ def thresholds(policy_type: type[Any]) -> dict[str, Threshold]:
 
 
 def _threshold(name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> Threshold:
-    ge, le = metadata.get("ge"), metadata.get("le")
-    limits = Field(ge=ge, le=le)
-    annotation: Any = Annotated[hint, limits]
-    if get_origin(hint) is tuple:
-        item: Any = Literal[metadata["choices"]] if metadata.get("choices") else get_args(hint)[0]
-        annotation = tuple[Annotated[item, limits], ...]
+    limits = Meta(ge=metadata.get("ge"), le=metadata.get("le"))
+    kind: Any = plain_type(hint)
+    is_list = get_origin(kind) is tuple
+    item: Any = get_args(kind)[0] if is_list else kind
+    if metadata.get("choices"):
+        item = Literal[metadata["choices"]]
+    elif limits != Meta():
+        item = Annotated[item, limits]
+    kind = tuple[item, ...] if is_list else item
     return Threshold(
         name=name,
         default=default,
-        field=FieldInfo.from_annotation(annotation),
-        adapter=TypeAdapter(annotation, config=STRICT),
+        hint=kind | None if type(None) in get_args(hint) else kind,
+        limits=limits,
         label=metadata.get("label") or name.replace("_", " ").capitalize(),
         help=metadata.get("help", ""),
         unit=metadata.get("unit", ""),
-        ge=ge,
-        le=le,
+        ge=limits.ge,
+        le=limits.le,
     )
 
 
@@ -126,7 +127,7 @@ def problems(policy_type: type[Any], values: Mapping[str, object]) -> dict[str, 
         if name not in declared:
             texts[name] = f"is no threshold{nearest(name, declared) or '.'}"
         elif not declared[name].accepts(value):
-            expected = accepted_values(declared[name].field)
+            expected = accepted_values(declared[name].hint, declared[name].limits)
             texts[name] = f"is {quoted(value)}: it must be {expected}."
     return texts
 
@@ -143,7 +144,7 @@ def usable(policy_type: type[Any], values: Mapping[str, object]) -> dict[str, An
     declared = thresholds(policy_type)
     result = {}
     for name in values.keys() & declared.keys():
-        with suppress(ValidationError):
+        with suppress(ValueError):
             result[name] = declared[name].read(values[name])
     return result
 
@@ -263,9 +264,12 @@ KINDS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def accepted_values(field: FieldInfo) -> str:
-    """The values that are allowed: `a number from 0 to 100`, `one of red, blue`."""
-    kind = plain_type(field.annotation)
+def accepted_values(hint: Any, limits: object) -> str:
+    """The values that are allowed: `a number from 0 to 100`, `one of red, blue`.
+
+    limits: has ge, gt, le, min_length and max_length, as `msgspec.Meta`.
+    """
+    kind = plain_type(hint)
     if get_origin(kind) is tuple:
         item = plain_type(get_args(kind)[0])
         if names := choices(item):
@@ -273,7 +277,7 @@ def accepted_values(field: FieldInfo) -> str:
         return "a list of names" if item is str else "a list of numbers"
     if names := choices(kind):
         return "one of " + ", ".join(names)
-    return KINDS.get(kind, "text") + _limits(field.metadata)
+    return KINDS.get(kind, "text") + _limits(limits)
 
 
 def plain_type(annotation: Any) -> Any:
@@ -291,12 +295,11 @@ def choices(kind: Any) -> tuple[str, ...]:
     return tuple(member.value for member in kind) if is_enum else ()
 
 
-def _limits(metadata: Iterable[Any]) -> str:
-    names = ("ge", "gt", "le", "min_length", "max_length")
-    limits = {n: v for m in metadata for n in names if (v := getattr(m, n, None)) is not None}
-    low, above, high = (number(limits[n]) if n in limits else "" for n in ("ge", "gt", "le"))
-    if "min_length" in limits:
-        longest = limits.get("max_length")
+def _limits(limits: Any) -> str:
+    numbers = (limits.ge, limits.gt, limits.le)
+    low, above, high = ("" if each is None else number(each) for each in numbers)
+    if limits.min_length is not None:
+        longest = limits.max_length
         return f" of 1 to {longest} characters" if longest else " that is not empty"
     if above:
         return f" above {above}" + (f" and at most {high}" if high else "")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from msgspec.structs import replace
 
 from monitor.admin.accounts import ChannelForm
 from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, problem_of, send_all
@@ -166,5 +167,5 @@ def test_operators_store_a_local_address_only_where_the_settings_allow_it(settin
 
     refused = ChannelForm(fields)
     assert "alerts_allow" in str(refused.errors["address"])
-    settings.CONFIG = settings.CONFIG.model_copy(update={"alerts_allow": ["127.0.0.0/8"]})
+    settings.CONFIG = replace(settings.CONFIG, alerts_allow=["127.0.0.0/8"])
     assert "address" not in ChannelForm(fields).errors

@@ -11,6 +11,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.admin.records import address
 from monitor.gpus.policy.presence import PresencePolicy
@@ -138,7 +139,7 @@ def test_below_a_change_the_page_shows_what_the_file_and_the_product_say(
     browser: Client, settings: Any
 ) -> None:
     tables = {"presence": {"clear_s": 75.0}}
-    settings.CONFIG = settings.CONFIG.model_copy(update={"policy": tables, "profile": "desktop"})
+    settings.CONFIG = replace(settings.CONFIG, policy=tables, profile="desktop")
     html = change(browser, clear_s="90")
 
     assert "Default: <strong>60 s</strong>" in html
@@ -167,7 +168,7 @@ def test_a_policy_that_is_none_has_no_page(browser: Client) -> None:
 
 
 def test_everybody_reads_the_rules_here(alice: User, as_user: Browse, settings: Any) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"profile": "desktop"})
+    settings.CONFIG = replace(settings.CONFIG, profile="desktop")
     html = as_user(alice).get("/rules/").content.decode()
 
     for name, kind in monitor_rows.registered().items():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.template.loader import render_to_string
+from msgspec.structs import replace
 
 from monitor.gpus.rows import snapshot as snapshots
 from scheduler.jobs.pages import table
@@ -32,7 +33,7 @@ def test_an_empty_queue_says_what_to_do() -> None:
 def test_it_suggests_a_command_that_runs_on_this_server(
     gpus: int, line: str, settings: Any
 ) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"probe": "nvml"})
+    settings.CONFIG = replace(settings.CONFIG, probe="nvml")
     snapshots.record(snapshot(gpus))
 
     assert line in shown()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.gpus.rows import snapshot as monitor_store
 from monitor.models import Claim, Event, HostSample
@@ -198,7 +199,7 @@ def test_users_without_an_account_share_nobody_when_the_setting_says_so(
 def test_a_job_whose_owner_lost_their_account_fails_and_never_runs(
     data: Path, settings: Any, db: None
 ) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    settings.CONFIG = replace(settings.CONFIG, run_as="auto")
     scheduler = Scheduler()
     try:
         job = scheduler.run_to(submit(User.objects.create(username=NO_ACCOUNT), "id"))
@@ -216,7 +217,7 @@ def test_a_job_starts_when_the_directory_of_its_account_is_back(
     answers = {"away": -1}
     monkeypatch.setattr(accounts, "directories", lambda: ["away"])
     monkeypatch.setattr(accounts, "status", lambda service, _: answers[service])
-    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    settings.CONFIG = replace(settings.CONFIG, run_as="auto")
     scheduler = Scheduler()
     try:
         job = submit(User.objects.create(username=NO_ACCOUNT), "id -u")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from msgspec.structs import replace
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.policy.presence import PresencePolicy
@@ -68,7 +69,7 @@ class Desktop:
 @pytest.fixture
 def desktop(settings: Any, data: Path) -> Iterator[Desktop]:
     config = settings.CONFIG
-    settings.CONFIG = config.model_copy(update={"profile": "desktop", "data": data})
+    settings.CONFIG = replace(config, profile="desktop", data=data)
     desktop = Desktop(config.node)
     desktop.look()
     yield desktop

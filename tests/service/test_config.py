@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site.config.settings import Config, ConfigError, load_config
+from gpucoord_site.config.settings import ConfigError, load_config, rules
 from gpucoord_site.config.values import OTHER_VARIABLES, variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
         ("GPUCOORD_PORT", "80.5", 'is "80.5": it must be a whole number from 0 to 65535.'),
         ("GPUCOORD_PROBE", "nvlm", 'is "nvlm": it must be one of nvml, simulated, none.'),
         ("GPUCOORD_HTTPS", "maybe", 'is "maybe": it must be true or false.'),
-        ("GPUCOORD_NODE", "  ", 'is "": it must be text of 1 to 100 characters.'),
+        ("GPUCOORD_NODE", "  ", 'is "  ": it must be text of 1 to 100 characters.'),
         ("GPUCOORD_RAW_HOURS", "0", 'is "0": it must be a number above 0 and at most 48.'),
         ("GPUCOORD_RAW_HOURS", "nan", 'is "nan": it must be a number above 0 and at most 48.'),
         ("GPUCOORD_MEMORY_MARGIN_MIB", "-1", "it must be a whole number of at least 0."),
@@ -228,7 +228,7 @@ def test_the_data_folder_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_every_variable_in_the_code_is_a_known_one() -> None:
-    known = {name for field in Config.model_fields for name in variables(Config, field)}
+    known = {name for field in rules() for name in variables(field)}
     texts = (p.read_text() for app in ("gpucoord_site", "monitor", "scheduler", "reports")
              for p in (ROOT / app).rglob("*.py"))  # fmt: skip
     named = {name for text in texts for name in re.findall(r"\bGPUCOORD_[A-Z][A-Z_]*[A-Z]\b", text)}
@@ -237,7 +237,7 @@ def test_every_variable_in_the_code_is_a_known_one() -> None:
 
 
 def test_every_setting_is_described() -> None:
-    assert [name for name, field in Config.model_fields.items() if not field.description] == []
+    assert [name for name, rule in rules().items() if not rule.about] == []
 
 
 @pytest.mark.parametrize("command", [["-m", "gpucoord_site", "migrate"], ["manage.py", "migrate"]])

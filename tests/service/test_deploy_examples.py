@@ -16,13 +16,13 @@ import yaml
 from django.urls import resolve
 
 from gpucoord_site.cli.main import COMMANDS
-from gpucoord_site.config.settings import Config, load_config
+from gpucoord_site.config.settings import load_config, rules
 from gpucoord_site.config.values import OTHER_VARIABLES, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "gpucoord_site" / "deploy"
 UNITS = sorted(path.name for path in DEPLOY.iterdir() if path.suffix in {".service", ".timer"})
-OWN = {name for field in Config.model_fields for name in variables(Config, field)}
+OWN = {name for field in rules() for name in variables(field)}
 
 
 def compose() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpucoord_site.cli import main as command_line
 from gpucoord_site.config.extensions import COMMANDS, ROOMS, known, rooms_off
@@ -104,7 +105,7 @@ def test_a_job_runs_to_its_end_without_extensions(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 def test_an_interactive_job_is_refused_without_terminals(settings: Any) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"extensions": []})
+    settings.CONFIG = replace(settings.CONFIG, extensions=[])
     with pytest.raises(UnableToSubmit) as refused:
         checked({"command": "bash", "interactive": True}, NOW)
 

@@ -10,6 +10,7 @@ from django.test import Client
 from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpucoord_site.http import clients
 from gpucoord_site.http.clients import RateLimit
@@ -61,7 +62,7 @@ def test_a_client_that_waits_as_long_as_required_is_accepted(
 @pytest.fixture
 def one_a_minute(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "_limit", RateLimit())
-    settings.CONFIG = settings.CONFIG.model_copy(update={"requests_per_minute": 1})
+    settings.CONFIG = replace(settings.CONFIG, requests_per_minute=1)
 
 
 @pytest.mark.django_db
@@ -93,7 +94,7 @@ def test_a_browser_counts_too_and_pages_do_not(alice: User) -> None:
 @pytest.mark.django_db
 def test_0_is_no_limit(alice: User, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "_limit", RateLimit())
-    settings.CONFIG = settings.CONFIG.model_copy(update={"requests_per_minute": 0})
+    settings.CONFIG = replace(settings.CONFIG, requests_per_minute=0)
     client = Client()
     client.force_login(alice, "django.contrib.auth.backends.ModelBackend")
 

@@ -13,6 +13,7 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
+from msgspec.structs import replace
 
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Event
@@ -268,7 +269,7 @@ def test_after_a_change_of_the_engine_jobs_in_slurm_end_there_and_waiting_ones_r
     scheduler.run_until(handed_over.exists, within_s=LONG_S)
     ref = handed_over.get().ref
 
-    settings.CONFIG = settings.CONFIG.model_copy(update={"engine": "local"})
+    settings.CONFIG = replace(settings.CONFIG, engine="local")
     abandon(scheduler)
 
     def has_ended() -> bool:

@@ -263,7 +263,7 @@ def _is_plain(schema: Json, field: Json) -> bool:
 
 
 def _settings() -> Iterator[str]:
-    from gpucoord_site.config.settings import Config
+    from gpucoord_site.config.settings import rules
     from gpucoord_site.config.values import variables
 
     yield "[Installation](../operators/installation.md#settings) says where settings come from."
@@ -273,11 +273,11 @@ def _settings() -> Iterator[str]:
         (
             [
                 f"`{name}`",
-                f"`{variables(Config, name)[0]}`",
+                f"`{variables(name)[0]}`",
                 _default(name),
-                field.description or "",
+                rule.about,
             ]
-            for name, field in Config.model_fields.items()
+            for name, rule in rules().items()
         ),
     )
 
@@ -287,7 +287,7 @@ def _default(name: str) -> str:
 
     if name in COMPUTED:
         return COMPUTED[name]
-    default = Config.model_fields[name].get_default(call_default_factory=True)
+    default = getattr(Config(), name)
     if default in (None, "", [], {}):
         return "–"
     if isinstance(default, list):
@@ -325,7 +325,7 @@ def _thresholds() -> Iterator[str]:
                     f"`{name}`",
                     threshold.label,
                     threshold.in_words(threshold.default),
-                    declaration.accepted_values(threshold.field),
+                    declaration.accepted_values(threshold.hint, threshold.limits),
                     threshold.help,
                 ]
                 for name, threshold in declaration.thresholds(kind).items()

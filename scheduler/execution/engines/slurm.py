@@ -183,9 +183,12 @@ class SlurmEngine(Struct, frozen=True):
 class SlurmSettings(Protocol):
     """Settings that name Slurm's commands."""
 
-    slurm_commands: Path | None
-    slurm_conf: Path | None
-    slurm_python: Path | None
+    @property
+    def slurm_commands(self) -> Path | None: ...
+    @property
+    def slurm_conf(self) -> Path | None: ...
+    @property
+    def slurm_python(self) -> Path | None: ...
 
 
 def engine_of(config: SlurmSettings) -> SlurmEngine:

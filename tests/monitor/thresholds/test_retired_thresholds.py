@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from msgspec.structs import replace
 
 from gpucoord_site.cli import check_machine
 from gpucoord_site.config import values
@@ -27,7 +28,7 @@ FORMER = "hogs.coverage_pct is no threshold any more: its value {} is ignored."
 @pytest.fixture
 def former_in_the_file(settings: Any) -> None:
     update = {"policy": {"hogs": {"coverage_pct": 50.0}}}
-    settings.CONFIG = settings.CONFIG.model_copy(update=update)
+    settings.CONFIG = replace(settings.CONFIG, **update)
 
 
 def test_no_threshold_is_former_and_present() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.test.utils import CaptureQueriesContext
+from msgspec.structs import replace
 
 from gpucoord_site.config import values as config_policies
 from monitor.facts.thresholds import percent
@@ -46,7 +47,7 @@ def given(settings: Any) -> Given:
 
     def give(profile: str = "server", **values: object) -> None:
         changes = {"profile": profile, "policy": {"tried": values}}
-        settings.CONFIG = settings.CONFIG.model_copy(update=changes)
+        settings.CONFIG = replace(settings.CONFIG, **changes)
 
     return give
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from msgspec.structs import replace
 
 from gpucoord_site.cli import check
 from gpucoord_site.cli.check_machine import Level
@@ -136,7 +137,7 @@ def test_the_check_names_a_spoiled_lock_file(
 ) -> None:
     path = locks.gpu_lock_file(folder, 0)
     spoil(path)
-    config = settings.CONFIG.model_copy(update={"lock_folder": folder})
+    config = replace(settings.CONFIG, lock_folder=folder)
     (finding,) = check.lock_files(config)
 
     assert (finding.level, finding.todo) == (Level.FAIL, f"{remedy} {path}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from msgspec.structs import replace
 
 from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.gpus.policy.presence import PresencePolicy
@@ -56,7 +57,7 @@ class Machine:
 
 @pytest.fixture
 def machine(settings: Any) -> Machine:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"profile": "desktop", "node": "gpubox"})
+    settings.CONFIG = replace(settings.CONFIG, profile="desktop", node="gpubox")
     return Machine()
 
 
@@ -112,7 +113,7 @@ def test_other_gpus_go_on_starting_jobs(machine: Machine, alice: User) -> None:
 def test_a_server_gives_way_to_nobody_unless_it_is_told_to(
     machine: Machine, alice: User, settings: Any
 ) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"profile": "server"})
+    settings.CONFIG = replace(settings.CONFIG, profile="server")
     willing = jobs_made.running(alice, (0,), yield_options=YieldOptions(preemptible=True))
     unwilling = jobs_made.running(alice, (1,))
     machine.run(5, game(on=0), game(on=1))

@@ -8,6 +8,7 @@ import json
 
 import pytest
 from django.conf import settings
+from msgspec.structs import replace
 
 from scheduler.language_models.model_proxy.api import exchange
 from scheduler.language_models.model_proxy.policy import Limits
@@ -270,7 +271,7 @@ PREFLIGHT = PAGE | {
 async def test_pages_of_listed_origins_may_use_the_endpoint(
     origins: list[str], status: int, origin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings.CONFIG.model_copy(update={"models_cors_origins": origins})
+    config = replace(settings.CONFIG, models_cors_origins=origins)
     monkeypatch.setattr(settings, "CONFIG", config)
     async with endpoint(ModelServer(whole(b"{}", JSON))) as stand:
         asked = await stand.request("OPTIONS", "chat/completions", headers=PREFLIGHT)

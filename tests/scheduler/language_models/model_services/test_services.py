@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from msgspec.structs import replace
 
 from monitor.models import AuditEntry, Host
 from scheduler.facts import model_fields as policy
@@ -316,7 +317,7 @@ def test_an_account_that_the_only_host_does_not_have_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(accounts, "_entry", lambda _name: None)
-    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    settings.CONFIG = replace(settings.CONFIG, run_as="auto")
     new = {"name": "small", "argv": ["serve", "{port}"], "account": "vanished"}
 
     with pytest.raises(steps.InvalidService, match="no OS account vanished"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
+from msgspec.structs import replace
 
 from scheduler.models import Job
 from scheduler.submission.intake import actions as intake_actions
@@ -21,7 +22,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accoun
 
 @pytest.fixture(autouse=True)
 def _shipped_setting(settings: Any) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    settings.CONFIG = replace(settings.CONFIG, run_as="auto")
 
 
 @as_root
@@ -45,7 +46,7 @@ def test_a_job_of_a_superuser_without_an_account_is_accepted() -> None:
 
 @as_root
 def test_the_shared_account_is_used_when_the_setting_permits_it(settings: Any) -> None:
-    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "nobody"})
+    settings.CONFIG = replace(settings.CONFIG, run_as="nobody")
     owner = User.objects.create(username=NO_ACCOUNT)
 
     assert intake_actions.submit({"command": "id"}, owner, timezone.now()).state == "queued"

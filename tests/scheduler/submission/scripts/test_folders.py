@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from msgspec.structs import replace
 
 from scheduler.models import ScriptDefinition
 from scheduler.runner.accounts import Account
@@ -94,7 +95,7 @@ def test_a_user_without_an_account_here_is_told_so(
     data: Path, alice: User, as_user: AsUser, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler.runner.accounts.os.geteuid", lambda: 0)
-    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    settings.CONFIG = replace(settings.CONFIG, run_as="auto")
     html = as_user(alice).get("/folders/").content.decode()
     assert "OS account" in html
     assert "data-folder" not in html
