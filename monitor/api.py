@@ -1,22 +1,16 @@
-"""Validation of REST bodies, parameters and posted texts; bodies of answers; filters of lists.
-
-REST refuses unknown fields. Filters of a page ignore unknown values.
-"""
+"""Validation of REST bodies and parameters; unknown fields are refused. Bodies of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
-from urllib.parse import urlencode
 
 from django.contrib.auth.models import User
-from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
-from msgspec import Struct
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -38,17 +32,15 @@ from monitor.facts.input_rules import (
     TIME_SENTENCE,
     character_problem,
     holds_unstorable,
-    is_number,
     is_storable,
     parse_time,
 )
 from monitor.owners.policy import Viewer
+from monitor.pages.requests import SENTENCE, InvalidInput
 
 BLANK_SENTENCE = "This is blank. Leave the field out, or write null for its default."
 # A text that is not blank, in JSON Schema.
 NOT_BLANK = r"\S"
-# The kind of a validation error whose message is for the user as it is.
-SENTENCE = "sentence"
 
 
 def caller(request: HttpRequest) -> User:
@@ -61,19 +53,6 @@ def calling_viewer(request: HttpRequest) -> Viewer:
     """The user of a request to REST, as the privacy rules need it."""
     person = caller(request)
     return Viewer(person.get_username(), operator=person.is_staff)
-
-
-def viewer_of(request: HttpRequest) -> Viewer:
-    """The user of this request, as the privacy rules need it."""
-    return Viewer(request.user.get_username(), operator=bool(getattr(request.user, "is_staff", 0)))
-
-
-class InvalidInput(Exception):
-    """422: what is wrong, by field."""
-
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
-        super().__init__("; ".join(f"{field}: {text}" for field, text in errors))
-        self.errors = tuple(errors)
 
 
 def sentence_error(text: str, field: str = "") -> PydanticCustomError:
@@ -262,72 +241,3 @@ def _alias(hint: object) -> str | None:
 def _is_header(mark: object) -> bool:
     source = getattr(mark, "_param_source", None)
     return callable(source) and source() == "header"
-
-
-class RefusedText(BadRequest):
-    """422: the message is a sentence for the user."""
-
-
-def posted_text(request: HttpRequest, name: str, longest: int) -> str:
-    """A field without surrounding spaces, cut at `longest` characters.
-
-    Raises RefusedText for control and format characters other than line ends.
-    """
-    text = request.POST.get(name, "").strip()[:longest]
-    if problem := character_problem(text, lines=True):
-        raise RefusedText(problem)
-    return text
-
-
-class ListFilters(Struct, frozen=True):
-    """Filters of a page of a list, one text field each; `page` counts from 1."""
-
-    PER_PAGE: ClassVar[int] = 50
-    MOST_PAGES: ClassVar[int] = 2000
-    LONGEST_TEXT: ClassVar[int] = 150
-
-    page: int = 1
-
-    @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Self:
-        """Unknown filters and values are ignored."""
-        values: dict[str, Any] = {}
-        for name in cls._names():
-            text = str(query.get(name, "")).replace("\0", "").strip()[: cls.LONGEST_TEXT]
-            if (value := cls.accepted(name, text)) is not None:
-                values[name] = value
-        number = str(query.get("page", "")).strip()
-        if is_number(number, digits=8):
-            values["page"] = min(max(int(number), 1), cls.MOST_PAGES)
-        return cls(**values)
-
-    @classmethod
-    def accepted(cls, name: str, text: str) -> str | None:
-        """The value of a filter. None = its default. Pages override it to refuse values."""
-        return text or None
-
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [name for name in cls.__struct_fields__ if name != "page"]
-
-    @property
-    def skip(self) -> int:
-        """The number of lines before this page."""
-        return (self.page - 1) * self.PER_PAGE
-
-    def with_(self, **changes: str) -> str:
-        """The query with these changes, from the first page on."""
-        values = {name: str(getattr(self, name)) for name in self._names()} | changes
-        return f"?{urlencode({name: value for name, value in values.items() if value})}"
-
-    def newer(self) -> str | None:
-        """The query of the previous page; None on the first one."""
-        return self.with_(page=str(self.page - 1)) if self.page > 1 else None
-
-    def older(self, matches: int) -> str | None:
-        """The query of the next page, if more than one page of lines matched."""
-        return self.with_(page=str(self.page + 1)) if matches > self.PER_PAGE else None
-
-    def is_set(self, *names: str) -> bool:
-        """Whether any of these filters, by default any at all, has a value."""
-        return any(getattr(self, name) for name in names or self._names())

@@ -44,11 +44,10 @@ PURE_STDLIB = {
     "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string", "types",
     "typing", "unicodedata", "zlib", "zoneinfo",
 }  # fmt: skip
-# msgspec makes classes of facts, and writes and reads them. pydantic validates thresholds.
+# msgspec makes classes of facts, writes and reads them, and reads thresholds.
 # The checks of jsonschema take no argument of ours, so their steps are in a context variable.
 PURE_LIBRARY = {"msgspec"}
 PURE_LIBRARIES = {
-    "monitor.thresholds": {"pydantic"},
     "scheduler.submission": {"contextvars", "jsonschema", "referencing"},
 }
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
@@ -274,12 +273,13 @@ def test_apprise_has_one_door() -> None:
     )
 
 
-def test_only_modules_of_rest_need_ninja() -> None:
+def test_only_modules_of_rest_need_ninja_and_pydantic() -> None:
     """REST is loaded after the first live frames, in the web process alone."""
     is_rest = re.compile(r"\.api(_errors)?$").search
 
     assert not _offenders(
-        lambda m: _external(m) & {"ninja"}, where=lambda m: is_rest(m.name) is None
+        lambda m: _external(m) & {"ninja", "pydantic", "pydantic_core"},
+        where=lambda m: is_rest(m.name) is None,
     )
 
 

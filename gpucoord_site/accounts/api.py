@@ -12,8 +12,9 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from gpucoord_site.accounts import people
-from monitor.api import InvalidInput, PlainText, RequestBody
+from monitor.api import PlainText, RequestBody
 from monitor.owners import rows
+from monitor.pages.requests import InvalidInput
 
 router = Router()
 

@@ -21,10 +21,10 @@ from django.utils.http import urlsafe_base64_encode
 from msgspec import Struct
 
 from gpucoord_site.models import ExternalLogin
-from monitor.api import InvalidInput
 from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
 from monitor.owners import rows
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.language_models import OWNER
 from scheduler.limits.quotas import rows as quotas
 

@@ -25,12 +25,12 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from msgspec import Struct
 
 from gpucoord_site.accounts import people
-from monitor.api import InvalidInput
 from monitor.facts.accounts import AccountRanges
 from monitor.journal.rows import audit
 from monitor.models import ApiToken, OsAccount
 from monitor.owners import rows as os_accounts
 from monitor.owners.probes.credentials import account_ranges
+from monitor.pages.requests import InvalidInput
 from monitor.usage.pages.content import window as history_window
 from monitor.usage.rows import processes
 from scheduler.facts.language_models import OWNER

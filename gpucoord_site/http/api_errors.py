@@ -15,8 +15,8 @@ from django.utils.deprecation import MiddlewareMixin
 from gpucoord_site.http import errors as problems
 from gpucoord_site.http.clients import TooManyRequests
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
-from monitor.api import SENTENCE, InvalidInput
 from monitor.facts import input_rules
+from monitor.pages.requests import SENTENCE, InvalidInput
 from scheduler.facts import job_fields
 from scheduler.queue.planner.admission import QUEUE
 from scheduler.submission.intake.actions import KEY_HEADER

@@ -20,7 +20,7 @@ from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
 from django.views import defaults
 
-from monitor.api import RefusedText
+from monitor.pages.requests import RefusedText
 from monitor.runtime.rows import database
 from monitor.runtime.rows.item_isolation import FaultLog
 

@@ -15,7 +15,7 @@ from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 from pydantic import create_model
 
-from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, body_of, calling_viewer
+from monitor.api import Moment, PlainLines, RequestBody, body_of, calling_viewer
 from monitor.facts.accounts import ClaimKind, GpuTask
 from monitor.facts.readings import (
     GPU_FIELDS,
@@ -38,6 +38,7 @@ from monitor.journal.facts import EVENTS, event_kinds
 from monitor.journal.rows import events
 from monitor.models import Event, Gpu
 from monitor.owners.policy import Viewer, event_text, redact
+from monitor.pages.requests import InvalidInput
 
 # REST for operators: pause or resume a GPU, or end its quarantine.
 

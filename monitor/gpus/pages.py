@@ -13,12 +13,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 from msgspec import Struct
 
-from monitor.api import posted_text, viewer_of
 from monitor.facts.readings import HostFact, HostState
 from monitor.gpus.policy import hosts as host_policy
 from monitor.gpus.rows import closures as gpu_closures
 from monitor.gpus.rows import hosts as host_rows
 from monitor.models import Gpu
+from monitor.pages.requests import posted_text, viewer_of
 
 
 @require_POST

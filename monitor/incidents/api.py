@@ -11,7 +11,7 @@ from ninja import Query, Router, Schema
 from ninja.errors import HttpError
 from pydantic import Field
 
-from monitor.api import InvalidInput, Moment, PlainLines, RequestBody, answer_model, calling_viewer
+from monitor.api import Moment, PlainLines, RequestBody, answer_model, calling_viewer
 from monitor.facts.formats import values_of
 from monitor.facts.incidents import FACET_ANSWERS, INCIDENT_ANSWERS
 from monitor.incidents import actions
@@ -20,6 +20,7 @@ from monitor.incidents.alerts import steps
 from monitor.incidents.pages import IncidentFilters
 from monitor.models import Incident
 from monitor.owners.policy import Viewer
+from monitor.pages.requests import InvalidInput
 
 router = Router()
 

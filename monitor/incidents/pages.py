@@ -17,7 +17,6 @@ from django.views.decorators.http import require_POST, require_safe
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.api import ListFilters, posted_text, viewer_of
 from monitor.facts import incidents as rules
 from monitor.facts.formats import GIB, first_few
 from monitor.facts.incidents import (
@@ -51,6 +50,7 @@ from monitor.models import Claim, Exemption, Gpu, Incident, Message, ProcessUse,
 from monitor.owners.policy import Viewer
 from monitor.pages.cards import in_gib
 from monitor.pages.frames import Context, Region
+from monitor.pages.requests import ListFilters, posted_text, viewer_of
 from monitor.thresholds import rows as thresholds
 from monitor.usage.pages import content as history_content
 from monitor.usage.pages.chart_panels import ChartLine, Panel, Row, Value, highest, mean, moments

@@ -14,11 +14,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 from msgspec import Struct
 
-from monitor.api import ListFilters, viewer_of
 from monitor.journal.facts import EVENTS, event_kinds, label
 from monitor.journal.rows import events
 from monitor.models import Event, Gpu
 from monitor.owners.policy import Viewer, event_text
+from monitor.pages.requests import ListFilters, viewer_of
 from monitor.usage.policy.ranges import RANGES, moment
 
 # So many events that are alike become one line.

@@ -16,7 +16,6 @@ from django.views.decorators.http import require_safe
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.api import viewer_of
 from monitor.facts.incidents import NONE, Badges
 from monitor.facts.input_rules import escaped
 from monitor.facts.readings import GpuReading, InstanceReading, ProcessReading, Snapshot
@@ -33,6 +32,7 @@ from monitor.pages import cards
 from monitor.pages.cards import ProcessRow
 from monitor.pages.frames import regions, silent_hosts
 from monitor.pages.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
+from monitor.pages.requests import viewer_of
 from monitor.usage import charts
 from monitor.usage.pages import content as history_content
 from monitor.usage.rows.rollups import start_of

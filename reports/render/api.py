@@ -10,8 +10,9 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import InvalidInput, calling_viewer
+from monitor.api import calling_viewer
 from monitor.owners.policy import Viewer
+from monitor.pages.requests import InvalidInput
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound, limited
 from reports.figures.facts import Report, ReportRefused
 from reports.figures.policy import periods

@@ -12,9 +12,9 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor.api import viewer_of
 from monitor.models import Gpu
 from monitor.owners import rows as looks
+from monitor.pages.requests import viewer_of
 from reports.figures.actions import (
     GROUP_PERMISSION,
     NotAllowed,

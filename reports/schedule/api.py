@@ -12,7 +12,8 @@ from ninja import Field, Path, Query, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainText, RequestBody, calling_viewer
+from monitor.api import PlainText, RequestBody, calling_viewer
+from monitor.pages.requests import InvalidInput
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredReport

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.clickjacking import xframe_options_sameorigin
 from django.views.decorators.http import require_http_methods, require_safe
 
-from monitor.api import viewer_of
+from monitor.pages.requests import viewer_of
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.figures.facts import ReportRefused
 from reports.models import ReportSchedule, StoredFile

@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 
-from monitor.api import InvalidInput
 from monitor.facts.input_rules import character_problem
+from monitor.pages.requests import InvalidInput
 from reports.figures.facts import ReportRefused
 from reports.figures.policy import periods
 from reports.render.api import Begin, End, Last

@@ -13,7 +13,8 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from monitor import tasks
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
+from monitor.api import PlainText, RequestBody, body_of, caller
+from monitor.pages.requests import InvalidInput
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import steps
 from scheduler.disk import steps as runs

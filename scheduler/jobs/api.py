@@ -15,9 +15,10 @@ from ninja import Header, Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, Moment, caller
+from monitor.api import Moment, caller
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
+from monitor.pages.requests import InvalidInput
 from scheduler.dispatch.steps import preview, yields
 from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.pages import LOG_ANSWER, elsewhere, not_read

@@ -14,7 +14,6 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 from msgspec import Struct
 
-from monitor.api import viewer_of
 from monitor.facts.incidents import IDLE_HELD
 from monitor.facts.readings import Snapshot
 from monitor.gpus.pages import host_row
@@ -28,6 +27,7 @@ from monitor.incidents.wording import IncidentSummary
 from monitor.models import Gpu, HostHour, HostMinute, Incident, ProcessUse
 from monitor.pages import cards
 from monitor.pages.cards import ProcessRow
+from monitor.pages.requests import viewer_of
 from monitor.usage.pages import content as history_content
 from monitor.usage.rows import processes as usage_sums
 from monitor.usage.rows.processes import UsageTotals

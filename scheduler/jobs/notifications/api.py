@@ -10,7 +10,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Field, Query, Router, Schema
 
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
+from monitor.api import PlainText, RequestBody, body_of, caller
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.jobs import LONGEST_ADDRESS, LONGEST_QUICK_S, MOST_FAILURES, NoticeKind
 from scheduler.jobs.notifications import step
 from scheduler.models import NotificationSettings

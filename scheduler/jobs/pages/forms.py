@@ -13,12 +13,12 @@ from django.db.models import Q
 from django.forms import BoundField
 from msgspec import Struct
 
-from monitor.api import posted_text
 from monitor.facts.gpus import GpuState
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.facts.readings import GpuReading, Health
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.models import Gpu
+from monitor.pages.requests import posted_text
 from scheduler.facts.field_types import OURS, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.plans import PlanPolicy

@@ -22,12 +22,12 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from django_htmx.http import HttpResponseClientRedirect
 from msgspec import Struct
 
-from monitor.api import posted_text, viewer_of
 from monitor.facts.formats import duration
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.incidents.actions import may_see_details
 from monitor.journal.rows import events
 from monitor.models import Event, Incident
+from monitor.pages.requests import posted_text, viewer_of
 from scheduler.dispatch.steps import preview
 from scheduler.dispatch.steps import preview as job_advice
 from scheduler.dispatch.steps.preview import AT_ONCE, earlier_starts

@@ -18,9 +18,10 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import create_model
 
-from monitor.api import InvalidInput, PlainText, RequestBody, answer_model, body_of, caller
+from monitor.api import PlainText, RequestBody, answer_model, body_of, caller
 from monitor.facts.formats import values_of
 from monitor.gpus.rows import closures as gpu_closures
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.language_models import InstanceState
 from scheduler.facts.model_fields import MODEL_FIELDS, REQUEST_NAMES, ModelField
 from scheduler.language_models.model_services import pages, rows, steps

@@ -14,7 +14,8 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import JsonValue
 
-from monitor.api import InvalidInput, PlainText, RequestBody, caller
+from monitor.api import PlainText, RequestBody, caller
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.language_models import DEFAULT_PRIORITY, NewPrompt, PromptStatus, PromptType
 from scheduler.language_models.prompts import rows as actions
 from scheduler.models import Prompt

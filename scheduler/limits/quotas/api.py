@@ -12,7 +12,8 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from monitor.api import InvalidInput, PlainText, RequestBody, caller, stated
+from monitor.api import PlainText, RequestBody, caller, stated
+from monitor.pages.requests import InvalidInput
 from scheduler.limits.quotas import pages as quota_pages
 from scheduler.limits.quotas import rows
 

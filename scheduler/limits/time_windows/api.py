@@ -15,8 +15,9 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import BeforeValidator
 
-from monitor.api import InvalidInput, RequestBody, body_of, caller, sentence_error, stated
+from monitor.api import RequestBody, body_of, caller, sentence_error, stated
 from monitor.facts.input_rules import possible_time
+from monitor.pages.requests import InvalidInput
 from scheduler.limits.time_windows import rows as window_rows
 from scheduler.limits.time_windows.pages import LONGEST_REASON, WindowForm
 from scheduler.limits.time_windows.policy import coming, current, describe

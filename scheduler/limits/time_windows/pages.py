@@ -22,9 +22,9 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from msgspec import Struct
 from msgspec.structs import replace
 
-from monitor.api import posted_text
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.models import Gpu
+from monitor.pages.requests import posted_text
 from scheduler import charts
 from scheduler.charts import CalendarDay, CalendarGpu, CalendarRow
 from scheduler.facts.language_models import OWNER

@@ -12,7 +12,8 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainText, RequestBody, body_of, caller
+from monitor.api import PlainText, RequestBody, body_of, caller
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.scripts import Candidate, SignalName, TemplateFact
 from scheduler.models import IdleTemplate
 from scheduler.submission.idle_work import step

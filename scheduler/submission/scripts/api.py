@@ -11,7 +11,8 @@ from ninja import Field, Router, Schema
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from monitor.api import InvalidInput, PlainLines, PlainText, RequestBody, caller
+from monitor.api import PlainLines, PlainText, RequestBody, caller
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.scripts import Script, Word
 from scheduler.models import ScriptDefinition
 from scheduler.submission.scripts import rows

@@ -20,8 +20,9 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 from pydantic import JsonValue
 
-from monitor.api import InvalidInput, PlainText, RequestBody, caller
+from monitor.api import PlainText, RequestBody, caller
 from monitor.models import Gpu
+from monitor.pages.requests import InvalidInput
 from scheduler.facts.jobs import JobState, Outcome, Refusal
 from scheduler.facts.language_models import DEFAULT_PRIORITY, NewPrompt, PromptType
 from scheduler.facts.scripts import TaskType
