@@ -427,7 +427,7 @@ def load_config(**overrides: Any) -> Config:
     path = config_file()
     in_file = read_toml(path) if path else {}
     problems = unknown_variables(rules(), os.environ)
-    problems += [unknown(key, rules()) for key in in_file.keys() - rules().keys()]
+    problems += [unknown(key, rules()) for key in sorted(in_file.keys() - rules().keys())]
     read = {}
     for name, hint in _hints().items():
         given = [overrides[name]] if name in overrides else _in_variables(name)
