@@ -33,7 +33,7 @@ NO_LIMITS = Meta()
 
 
 class Rule(Struct, frozen=True):
-    """What a setting is for, and which values of its type it may have.
+    """The purpose of a setting, and the values of its type that it may have.
 
     check: returns the value to use; ValueError: the end of a sentence, "" = `advice`. advice: the
     same for a value that is not of the type; "" = in the words for the type.

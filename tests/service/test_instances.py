@@ -155,7 +155,7 @@ def test_a_port_that_was_set_is_not_replaced(folders: ExitStack) -> None:
     taken = two_free_ports(folders)
 
     with pytest.raises(PortTaken, match="Choose another with --port"):
-        startup._listen(Config(port=taken), {}, is_needed=True)
+        startup._listen(Config(port=taken), {"port": taken}, is_needed=True)
 
 
 def test_a_free_port_has_a_free_one_beside_it(folders: ExitStack) -> None:

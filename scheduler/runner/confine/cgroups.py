@@ -305,7 +305,7 @@ def _bpf(command: int, attributes: bytes) -> int:
     return int(answer)
 
 
-# What this machine offers to limit jobs: cgroups, devices of GPUs, and MPS.
+# Means of this machine to limit jobs: cgroups, devices of GPUs, and MPS.
 #
 # Whether jobs can get cgroups is probed by running a process in one.
 

@@ -412,7 +412,7 @@ def count(number: float, word: str) -> str:
     return f"{number:g} {word}{'' if number == 1 else 's'}"
 
 
-# What an agent of a user may submit, and which of its jobs must wait.
+# Jobs of agents: those that may be submitted, and those that must wait.
 #
 # An agent is a program with a token of its own. Its jobs are the user's jobs and count against the
 # user's quota and fair share; these limits are added to it.

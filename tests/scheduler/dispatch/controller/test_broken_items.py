@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 RULES = (
     (processes, "sustained", SUSTAINED),
     (processes, "fair_share", "fair_share"),
-    (evaluate, "moving", "moving use"),
+    (processes, "moving", "moving use"),
     (processes, "memory_hog", "memory_hog"),
     (processes, "leaks", "leak"),
     (processes, "idle_held", IDLE_HELD),

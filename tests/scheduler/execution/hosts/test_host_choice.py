@@ -139,7 +139,7 @@ def test_a_host_that_takes_no_jobs_is_not_chosen(is_silent: bool) -> None:
     at = NOW + is_silent * 60 * SECOND
     snapshots.record(snapshot([gpu(0)], host=host(name="east"), at=at))
     if not is_silent:
-        hosts.set_state("west", HostState.DRAINED, "olga", "", NOW)
+        hosts.change("west", HostState.DRAINED, "olga", "", NOW)
     publish(at, job1=[in_hours(1), 0, 0])
     choice = choice_of(2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def test_a_job_that_saved_a_checkpoint_runs_again_on_its_host_unless_hosts_share
 
 @pytest.mark.usefixtures("both")
 def test_a_drained_host_takes_no_job_and_leaves_the_reason_to_the_others(alice: User) -> None:
-    hosts.set_state("east", HostState.DRAINED, "olga", "new disk", NOW)
+    hosts.change("east", HostState.DRAINED, "olga", "new disk", NOW)
     job = submit(alice)
 
     assert plan("east") == []
@@ -163,14 +163,14 @@ def test_a_drained_host_takes_no_job_and_leaves_the_reason_to_the_others(alice: 
 
 def test_the_only_host_names_its_drain_as_the_reason(alice: User) -> None:
     see("east")
-    hosts.set_state("east", HostState.DRAINED, "olga", "new disk", NOW)
+    hosts.change("east", HostState.DRAINED, "olga", "new disk", NOW)
     job = submit(alice)
 
     assert plan("east") == []
     job.refresh_from_db()
     assert job.blockers[0]["code"] == "HostDrained"
     assert "drained by olga: new disk." in job.blockers[0]["text"]
-    hosts.set_state("east", HostState.ACTIVE, "olga", "", NOW)
+    hosts.change("east", HostState.ACTIVE, "olga", "", NOW)
     assert plan("east", at_s=5) == [job.pk]
 
 
@@ -179,7 +179,7 @@ def test_a_host_that_was_drained_a_moment_ago_takes_no_job(alice: User) -> None:
     dispatcher = Dispatcher(transaction.atomic, "east", PlanPolicy(cpu_jobs=1))
     submit(alice, host="west")
     dispatcher.step(NOW)
-    hosts.set_state("east", HostState.DRAINED, "olga", "", NOW)
+    hosts.change("east", HostState.DRAINED, "olga", "", NOW)
     job = submit(alice, host="east")
 
     assert dispatcher.step(NOW + SECOND / 2) == []
@@ -228,13 +228,19 @@ def test_a_host_is_not_reported_as_silent_for_time_in_which_the_database_was_awa
     assert len(events.recent(5, kind="HOST_SILENT")) == 1
 
 
+def confirm_down(name: str, now: datetime) -> None:
+    host = hosts.find(name)
+    assert host is not None
+    assert hosts.confirm_down(host, "root", now) is None
+
+
 def test_only_jobs_with_requeue_run_elsewhere_once_the_host_is_confirmed_down(
     alice: User, data: Path
 ) -> None:
     job = silent_job(alice, requeue=True)
     other = jobs_made.running(alice, on=())
     see("east", 1, at_s=60)
-    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
+    confirm_down("gpubox", NOW + 50 * SECOND)
 
     assert look(data) == [job.pk]
     job.refresh_from_db()
@@ -253,7 +259,7 @@ def test_a_host_that_never_registered_can_be_down_too(alice: User, data: Path) -
     job = jobs_made.running(alice)
     Job.objects.filter(pk=job.pk).update(requeue=True)
     see("east", 1, at_s=60)
-    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
+    confirm_down("gpubox", NOW + 50 * SECOND)
 
     assert look(data) == [job.pk]
 
@@ -262,7 +268,7 @@ def test_a_host_that_sends_readings_again_keeps_its_jobs_though_it_was_confirmed
     alice: User, data: Path
 ) -> None:
     job = silent_job(alice, requeue=True)
-    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
+    confirm_down("gpubox", NOW + 50 * SECOND)
     see("gpubox", at_s=59)
     see("east", 1, at_s=60)
 
@@ -307,7 +313,7 @@ def test_a_job_that_slurm_runs_is_not_requeued_with_its_submit_host(
     job = silent_job(alice, requeue=True)
     Attempt.objects.filter(job=job).update(engine="slurm", engine_ref="71", node="n1")
     see("east", 1, at_s=60)
-    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
+    confirm_down("gpubox", NOW + 50 * SECOND)
 
     assert look(data) == []
     job.refresh_from_db()
@@ -319,7 +325,7 @@ def test_a_token_of_bytes_that_are_no_text_is_unknown() -> None:
 
 
 def test_a_join_token_is_good_for_one_host() -> None:
-    token = hosts.add_token("olga", NOW)
+    token = hosts.make_token("olga", NOW)
 
     assert hosts.is_valid_token(token, NOW)
     assert [hosts.use_token(token) for _ in range(2)] == [True, False]
@@ -331,7 +337,7 @@ def test_a_host_that_returns_ends_what_its_requeued_jobs_left_there(
 ) -> None:
     job = silent_job(alice, requeue=True)
     Attempt.objects.update(boot_id=boot_id())
-    hosts.set_down("gpubox", "root", NOW + 50 * SECOND)
+    confirm_down("gpubox", NOW + 50 * SECOND)
     look(data)
     (data / "jobs").mkdir(exist_ok=True)
     see("gpubox", at_s=90)
