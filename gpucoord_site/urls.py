@@ -14,7 +14,6 @@ from gpucoord_site.accounts import people_pages, sessions
 from gpucoord_site.accounts import views as account_views
 from gpucoord_site.accounts.sessions import OpenInvitation
 from gpucoord_site.apps import load_admin
-from gpucoord_site.documentation import views
 from gpucoord_site.documentation import views as documentation
 from gpucoord_site.http import metrics as metrics_view
 
@@ -42,7 +41,7 @@ urlpatterns = [
     path("docs/", documentation.index, name="docs"),
     path("docs/command-line/", documentation.command_line, name="docs-command-line"),
     path("docs/<path:name>/", documentation.chapter, name="docs-chapter"),
-    path("api/docs/", views.docs, name="api-docs"),
+    path("api/docs/", documentation.docs, name="api-docs"),
     Later(RoutePattern("api/"), "gpucoord_site.http.api", app_name="ninja", namespace="api"),
     path("start/", welcome.start, name="start"),
     path("welcome/", welcome.welcome, name="welcome"),

@@ -29,7 +29,6 @@ from monitor.owners import rows
 from scheduler.facts.language_models import OWNER
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import forms
-from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.serialise import JobLine
 from scheduler.models import Job, Quota
@@ -76,7 +75,7 @@ def newest(user: User) -> FirstJob | None:
     job = job_views.jobs().filter(owner=user, batch_items=None).order_by("-pk").first()
     if job is None:
         return None
-    line = job_lines.lines([job])[0]
+    line = job_views.lines([job])[0]
     log = job_page.shown_log(job, Path(settings.DATA)) if job.started_at else None
     output = "\n".join(log.text.splitlines()[-SHOWN_LINES:]) if log else ""
     return FirstJob(line, job_page.sentence(line), output)

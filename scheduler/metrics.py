@@ -12,7 +12,6 @@ from monitor.pages.metrics import Families
 from monitor.runtime.rows.database import compiled_once
 from monitor.runtime.rows.extensions import parts
 from scheduler.disk import steps
-from scheduler.disk import steps as runs
 from scheduler.disk.policy import DiskLevel
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.rows import durations
@@ -27,7 +26,7 @@ from scheduler.models import Job
 def add_disk_metrics(into: Families, now: datetime) -> None:
     watched = steps.watched_disks()
     cleaned = {(row.host, row.path): 0.0 for row in watched}
-    cleaned |= {(row.host, row.subject): row.value for row in counters.of(runs.CLEANED_BYTES)}
+    cleaned |= {(row.host, row.subject): row.value for row in counters.of(steps.CLEANED_BYTES)}
     for (host, path), value in cleaned.items():
         labels = {"host": host, "path": path}
         help_text = "Bytes that clean-ups freed, by watched folder."

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from scheduler.admin import jobs, quotas, records
-from scheduler.admin import records as definitions
 
 __all__ = ["definitions", "jobs", "quotas", "records"]

@@ -14,7 +14,6 @@ from django.db import transaction
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import policy as rules
 from scheduler.disk import probes, steps
-from scheduler.disk import probes as file_probe
 from scheduler.disk.policy import (
     Candidate,
     CleaningPolicy,
@@ -139,9 +138,9 @@ class Cleaner:
             if probes.device_of(root.path) != reading.device:
                 continue
             try:
-                entries = file_probe.walk(root.path, until)
+                entries = probes.walk(root.path, until)
                 files[root] = [f for f in entries if root.of_jobs or not f.path.startswith(own)]
-            except file_probe.UnusableFolder as error:
+            except probes.UnusableFolder as error:
                 if not root.of_jobs:
                     steps.add_problem(run, str(error))
         if self.clock() >= until:
@@ -208,7 +207,7 @@ class Cleaner:
                 steps.record_deletion(run, candidate, folder, now)
                 unlink()
 
-        return file_probe.delete(candidate.file, secure, record)
+        return probes.delete(candidate.file, secure, record)
 
     def _secure(
         self, run: CleaningRun, candidate: Candidate, policy: CleaningPolicy, handle: int
@@ -224,7 +223,7 @@ class Cleaner:
             self._failed += 1
             steps.add_problem(run, f"{candidate.file.path} was not copied: {error}")
             return False
-        if file_probe.is_copy(handle, target):
+        if probes.is_copy(handle, target):
             return True
         self._failed += 1
         steps.add_problem(run, f"{candidate.file.path}: the copy {target} differs from it.")

@@ -17,7 +17,6 @@ from monitor.api import PlainText, RequestBody, body_of, caller
 from monitor.pages.requests import InvalidInput
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import steps
-from scheduler.disk import steps as runs
 from scheduler.disk.policy import DiskLevel, DiskPolicy
 from scheduler.models import CleaningRun
 
@@ -101,7 +100,7 @@ def clean(request: HttpRequest, body: CleanBody) -> Status[dict[str, Any]]:
         run = steps.clean(host, body.path, dry_run=body.dry_run, by=by, now=now, queue=queue)
     except steps.UnknownFolder as error:
         raise InvalidInput([("path", str(error))]) from None
-    except runs.Busy as error:
+    except steps.Busy as error:
         raise HttpError(409, str(error)) from None
     return Status(201, _answer(run))
 

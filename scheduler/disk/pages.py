@@ -17,7 +17,6 @@ from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import steps
-from scheduler.disk import steps as runs
 from scheduler.disk.policy import CleaningPolicy, DiskLevel, DiskPolicy
 from scheduler.models import CleaningRun, WatchedDisk
 
@@ -70,7 +69,7 @@ def disks(request: HttpRequest) -> HttpResponse:
         "worst": _verdict(lines),
         "policy": thresholds.current(DiskPolicy),
         "cleaning": thresholds.current(CleaningPolicy),
-        "runs": runs.recent() if request.user.is_staff else [],
+        "runs": steps.recent() if request.user.is_staff else [],
         "hosts": sorted({line.disk.host for line in lines}),
         "changes": sorted(changes, key=lambda event: event.at, reverse=True)[:SHOWN],
     }
@@ -93,7 +92,7 @@ def clean(request: HttpRequest) -> HttpResponse:
     except steps.UnknownFolder as error:
         messages.error(request, str(error))
         return redirect("disks")
-    except runs.Busy as error:
+    except steps.Busy as error:
         messages.info(request, str(error))
         run = error.run
     else:
@@ -111,7 +110,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     row = CleaningRun.objects.filter(pk=pk).first() if pk < 2**63 else None
     if row is None:
         raise Http404(f"There is no clean-up {pk}.")
-    is_open = row.state in (runs.State.WAITING, runs.State.RUNNING)
+    is_open = row.state in (steps.State.WAITING, steps.State.RUNNING)
     context = {
         "run": row,
         "is_open": is_open,

@@ -20,17 +20,14 @@ from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
 from monitor.pages.requests import InvalidInput
 from scheduler.dispatch.steps import preview, yields
-from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.pages import LOG_ANSWER, elsewhere, not_read
 from scheduler.execution.probes import Unreachable
 from scheduler.facts.field_types import LONGEST_NAME
 from scheduler.facts.jobs import JobState
 from scheduler.jobs import probes as job_logs
-from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.probes import LogPiece
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.jobs.rows import relations
 from scheduler.models import Attempt, Job
 from scheduler.queue.planner.blockers import addressed
@@ -208,9 +205,9 @@ def array(request: HttpRequest, job_id: int) -> dict[str, Any]:
 def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """All blockers, the position, the predicted start, what helps, and the priority factors."""
     job, now, viewer = _job(job_id), timezone.now(), caller(request).username
-    text = addressed(job_lines.verdict(job_lines.lines([job])[0]), viewer)
+    text = addressed(job_views.verdict(job_views.lines([job])[0]), viewer)
     helps = job_views.advice(
-        job_advice.advice_of(job, now, settings.TIME_ZONE), viewer, now, settings.TIME_ZONE
+        preview.advice_of(job, now, settings.TIME_ZONE), viewer, now, settings.TIME_ZONE
     )
     body = job_views.why(job, preview.of(job, now), viewer)
     return body | {"text": text, "advice": helps["advice"]}
@@ -229,7 +226,7 @@ def advice(request: HttpRequest, job_id: int) -> dict[str, Any]:
     jobs, fewer changes are tried.
     """
     job, now = _job(job_id), timezone.now()
-    answer = job_advice.advice_of(job, now, settings.TIME_ZONE)
+    answer = preview.advice_of(job, now, settings.TIME_ZONE)
     return job_views.advice(answer, caller(request).username, now, settings.TIME_ZONE)
 
 
@@ -331,7 +328,7 @@ def cancel(
     if array:
         done = job_changes.cancel(_array(job), person.username, now) > 0
     else:
-        done = job_queue.request_cancel(job.pk, person.username, now)
+        done = job_changes.request_cancel(job.pk, person.username, now)
     job.refresh_from_db(fields=["state"])
     return {"id": job.pk, "state": job.state, "cancelled": done}
 

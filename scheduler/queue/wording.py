@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from scheduler.facts.blockers import Blocker, BlockerCode, Tier
+from scheduler.facts.blockers import Blocker, Tier
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.units import size
 from scheduler.limits.time_windows.policy import moment
@@ -56,15 +56,15 @@ def _floor(blocker: Blocker) -> str:
 
 
 ENGINE_CODES = (
-    BlockerCode.ENGINE_SUBMISSION,
-    BlockerCode.ENGINE_REFUSED,
-    BlockerCode.ENGINE_AWAY,
-    BlockerCode.ENGINE_WAITS,
+    Code.ENGINE_SUBMISSION,
+    Code.ENGINE_REFUSED,
+    Code.ENGINE_AWAY,
+    Code.ENGINE_WAITS,
 )
 _ENGINE_VERBS = {
-    BlockerCode.ENGINE_REFUSED: "refuses it",
-    BlockerCode.ENGINE_AWAY: "does not answer",
-    BlockerCode.ENGINE_WAITS: "says",
+    Code.ENGINE_REFUSED: "refuses it",
+    Code.ENGINE_AWAY: "does not answer",
+    Code.ENGINE_WAITS: "says",
 }
 
 

@@ -20,7 +20,6 @@ from monitor.gpus.rows import snapshot as snapshots
 from monitor.pages.metrics import Families
 from scheduler import metrics
 from scheduler.dispatch.steps import preview
-from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
@@ -143,7 +142,7 @@ def _waiting(owner: User, data: Path, case: str) -> Job:
         begins = LATER + timedelta(minutes=5)
         job = jobs_made.waiting(owner, requirement=ALONE, begin_at=begins)
     preview.forget()
-    job_advice.forget_advice()
+    preview.forget_advice()
     given = preview.plan_input("gpubox", LATER)
     made = plan(given.queue, given.slots, given.policy, LATER, given.rules)
     Job.objects.filter(pk=job.pk).update(

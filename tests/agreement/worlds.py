@@ -13,7 +13,6 @@ from django.db import transaction
 from monitor.facts.readings import ProcessReading
 from monitor.gpus.rows import snapshot as snapshots
 from scheduler.dispatch.steps import preview
-from scheduler.dispatch.steps import preview as job_advice
 from scheduler.execution.steps.progress import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Requirement
@@ -63,7 +62,7 @@ def _plan(now: datetime) -> Plan:
 
 
 def forget() -> None:
-    for cache in (preview, job_advice, timeline):
+    for cache in (preview, preview, timeline):
         cache.forget()
 
 

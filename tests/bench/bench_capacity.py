@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from reports.capacity.policy import demand
-from reports.capacity.policy import demand as percentiles
 from reports.capacity.policy.demand import (
     AccountInput,
     CapacityGpu,
@@ -105,7 +104,7 @@ def _profiles() -> str:
             )
             for n in range(HOURS_OF_YEAR)
         ]  # fmt: skip
-        percentiles.gpu_profile(gpu, hours, UTC)
+        demand.gpu_profile(gpu, hours, UTC)
     return f"{GPUS * HOURS_OF_YEAR} hours"
 
 

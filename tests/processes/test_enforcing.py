@@ -15,7 +15,6 @@ from scheduler.runner import actions as process_actions
 from scheduler.runner import process_tree
 from scheduler.runner.actions import GONE, OURS, ProcessControl, Target
 from scheduler.runner.confine import caps
-from scheduler.runner.confine import caps as enforce_pacer
 from tests.processes.service import wait_until
 
 pytestmark = pytest.mark.processes
@@ -158,9 +157,7 @@ def test_another_process_of_the_same_number_is_never_touched(
     assert actions.freeze(other, 0.1, 0.1) == GONE
     assert actions.end(other) == GONE
     assert actions.cap(other, {}, 1, None) == GONE
-    enforce_pacer.serve(
-        [str(actions._permit(other)), str(other.pid), str(other.start_ticks), "0", "9"]
-    )
+    caps.serve([str(actions._permit(other)), str(other.pid), str(other.start_ticks), "0", "9"])
     assert not is_stopped(target)
 
 

@@ -21,7 +21,6 @@ from monitor.facts.incidents import IDLE_HELD
 from monitor.facts.readings import GpuReading, Snapshot
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import cpu_processes
-from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import ConstraintPolicy, judge
 from monitor.incidents.policy.lifecycle import Verdict
@@ -138,11 +137,11 @@ class ConstraintWatch:
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
         if snapshot is None:
             return None
-        open_keys = constraint_rows.constraint_keys(self._host)
+        open_keys = open_incidents.constraint_keys(self._host)
         policy = thresholds.current(ConstraintPolicy)
-        cpu = constraint_rows.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
+        cpu = open_incidents.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
         verdict = judge(snapshot, self._data_folder, open_keys, policy, cpu)
-        constraint_rows.apply_constraints(verdict, self._host, now, self._isolation)
+        open_incidents.apply_constraints(verdict, self._host, now, self._isolation)
         return verdict
 
 

@@ -18,7 +18,6 @@ from msgspec import Struct, field
 from monitor.models import Gpu
 from monitor.owners import rows as os_accounts
 from monitor.thresholds import rows as thresholds
-from scheduler.execution import probes as capabilities_probe
 from scheduler.execution import probes as probe
 from scheduler.execution.policy import PERIOD_S, PIDS, BoundsPolicy, lower_limit, port_blocks
 from scheduler.execution.steps import hosts as host_capabilities
@@ -138,7 +137,7 @@ class ConfinementLimits(Struct):
         """Store the features for the status page. The caller opens the transaction."""
         policy, _ = self._now()
         folder = str(self.lock_folder) if self.lock_folder else None
-        capabilities = capabilities_probe.describe(
+        capabilities = probe.describe(
             self.place, minors=len(self.minors), mps=self.mps, locks=folder, policy=policy
         )
         host_capabilities.record(self.host, capabilities, now)

@@ -25,7 +25,6 @@ from scheduler.facts import people
 from scheduler.facts.job_answers import JOB_ANSWERS
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
 from scheduler.jobs import probes as job_logs
-from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.serialise import JobLine, JobRecord
 from scheduler.jobs.policy import SAVED_EXIT_CODE
@@ -129,7 +128,7 @@ def head(job: Job, person: User) -> dict[str, Any]:
     """Name, state and permissions."""
     return {
         "job": job,
-        "line": job_lines.lines([job])[0],
+        "line": job_views.lines([job])[0],
         "may_see_all": job_views.may_see_all(job, person),
         "may_cancel": job_views.may_cancel(job, person),
         "may_hold": job_changes.may_hold(job, person),
@@ -179,7 +178,7 @@ def _named(field: AnswerField, value: Any) -> list[tuple[str, str]]:
 def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
     """The live part of the page, the same for all viewers."""
     attempt = job_views.running_attempt(job)
-    line = job_lines.lines([job])[0]
+    line = job_views.lines([job])[0]
     return {
         "job": job,
         "line": line,
@@ -331,7 +330,7 @@ def facts(content: dict[str, Any]) -> object:
 def sentence(line: JobLine) -> str:
     """The reason beside the state badge, without GPUs and times."""
     if line.waits:
-        return job_lines.verdict(line)
+        return job_views.verdict(line)
     if line.state == JobState.STOPPING.value:
         return "The job got SIGTERM and is killed if it does not end."
     return line.ending

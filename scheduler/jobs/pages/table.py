@@ -46,7 +46,6 @@ from monitor.runtime.rows.extensions import is_on, parts
 from scheduler.dispatch.steps import controller as idle_gpu_step
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages import timeline as timeline_pages
 from scheduler.jobs.pages.serialise import JobLine
@@ -204,7 +203,7 @@ def table(filters: JobFilters, person: User, now: datetime) -> JobTable:
     page = _pages(folded(chosen) if is_folded else chosen).get_page(filters.page)
     folds = folds_of(page.object_list, chosen, filters.with_()) if is_folded else {}
     number = page.number
-    lines = job_lines.lines(page.object_list)
+    lines = job_views.lines(page.object_list)
     estimates = preview.estimates(now) if any(line.waits for line in lines) else {}
     return JobTable(
         groups=shown if page.number == 1 else [],
@@ -240,7 +239,7 @@ def next_of(person: User, now: datetime) -> Next | None:
     estimates = preview.estimates(now)
     first = min(own, key=lambda pk: _place(estimates.get(pk)))
     job = Job.objects.select_related("owner").get(pk=first)
-    return Next(job_lines.lines([job])[0], estimates.get(first), waiting.count())
+    return Next(job_views.lines([job])[0], estimates.get(first), waiting.count())
 
 
 def _place(estimate: Estimate | None) -> float:
@@ -419,7 +418,7 @@ def _job_lines() -> tuple[tuple[JobLine, ...], tuple[JobLine, ...]]:
         alone = alone.exclude(runs_model)
     first = list(alone[:MOST_LINES])
     further = _further(alone, first) if len(first) == MOST_LINES else []
-    lines = tuple(job_lines.lines([*first, *further]))
+    lines = tuple(job_views.lines([*first, *further]))
     return lines[: len(first)], lines[len(first) :]
 
 

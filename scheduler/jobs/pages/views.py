@@ -29,7 +29,6 @@ from monitor.journal.rows import events
 from monitor.models import Event, Incident
 from monitor.pages.requests import posted_text, viewer_of
 from scheduler.dispatch.steps import preview
-from scheduler.dispatch.steps import preview as job_advice
 from scheduler.dispatch.steps.preview import AT_ONCE, earlier_starts
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.field_types import Door, JobField, Kind
@@ -38,7 +37,6 @@ from scheduler.facts.jobs import JobState
 from scheduler.facts.units import size
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import forms
-from scheduler.jobs.pages import serialise as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages import timeline as timeline_pages
@@ -46,7 +44,6 @@ from scheduler.jobs.pages.forms import NewJobForm, filled_from, shown_default, v
 from scheduler.jobs.pages.table import JobFilters
 from scheduler.jobs.policy import ENOUGH_RUNS, PERIODS, RunsKnown
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.jobs.rows import durations, relations
 from scheduler.models import Job, JobPreset, SavedView
 from scheduler.queue.planner import blockers as stored_blockers
@@ -90,7 +87,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     chosen = _may_change(Job.objects.filter(pk__in=numbers), _person(request))
     if action == "cancel" and not request.POST.get("sure"):
         selected = job_views.jobs().filter(pk__in=chosen.values("pk")).order_by("pk")
-        context = {"lines": job_lines.lines(selected), "view": view, "back": back}
+        context = {"lines": job_views.lines(selected), "view": view, "back": back}
         return render(request, "scheduler/bulk_cancel.html", context)
     count = _change(chosen, action, _person(request))
     left = len(numbers) - count
@@ -212,7 +209,7 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
             relations.array_jobs(row.array), person.username, timezone.now()
         )
         messages.info(request, f"Cancelled {number} job{'' if number == 1 else 's'} of the array.")
-    elif job_queue.request_cancel(row.pk, person.username, timezone.now()):
+    elif job_changes.request_cancel(row.pk, person.username, timezone.now()):
         messages.success(request, f"Job {row.pk} is being cancelled.")
     else:
         messages.info(request, f"Job {row.pk} has already ended or is being stopped.")
@@ -332,8 +329,8 @@ def expected(form: NewJobForm, person: User, now: datetime) -> dict[str, Any]:
     context["limits"] = intake_actions.refusals(new, person)
     if not (answer.starts_now or context["limits"]):
         zone = settings.TIME_ZONE
-        changes = job_advice.of_draft(new, person, now)
-        context["advice"] = [job_advice.sentence(each, now, zone) for each in changes]
+        changes = preview.of_draft(new, person, now)
+        context["advice"] = [preview.sentence(each, now, zone) for each in changes]
     if suggestion := intake_actions.memory_suggestion(new, person):
         context["suggestion"] = sizing.sentence(suggestion)
         context["memory"] = size(suggestion.memory_bytes)
@@ -468,11 +465,11 @@ def offer(job: Job, headline: Reason | None, person: User, now: datetime) -> Off
 
 
 def _advice(job: Job, now: datetime) -> tuple[Advice, ...]:
-    return job_advice.advice_of(job, now, settings.TIME_ZONE).advice
+    return preview.advice_of(job, now, settings.TIME_ZONE).advice
 
 
 def _offered(advice: Advice, now: datetime) -> OfferedChange:
-    starts_now = advice.expected_start - now < job_advice.AT_ONCE
+    starts_now = advice.expected_start - now < preview.AT_ONCE
     return OfferedChange(
         advice.words,
         None if starts_now else advice.expected_start,
@@ -495,8 +492,8 @@ def follow(request: HttpRequest, pk: int) -> HttpResponse:
     """Make the change of an advice, if it still helps; `change` identifies it."""
     job, person = _own(request, pk)
     now = timezone.now()
-    answer = job_advice.advice_of(job, now, settings.TIME_ZONE)
-    chosen = job_advice.find(answer.advice, request.POST.get("change", ""))
+    answer = preview.advice_of(job, now, settings.TIME_ZONE)
+    chosen = preview.find(answer.advice, request.POST.get("change", ""))
     if chosen is None or "ask" in chosen.fields:
         messages.info(request, f"That change would not start job {pk} earlier any more.")
         return redirect("job", pk)

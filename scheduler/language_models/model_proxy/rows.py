@@ -20,7 +20,6 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.language_models import Instance, InstanceState, ModelNames, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.language_models.model_proxy.policy import Caller
-from scheduler.language_models.model_services import rows as demand
 from scheduler.language_models.model_services import rows as service_rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.language_models.prompts.policy import PromptPolicy
@@ -102,7 +101,7 @@ class SituationReader:
 def _service(row: ModelService, host: str, now: datetime) -> Service:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     usable = (InstanceState.READY.value, InstanceState.BOOTING.value)
-    elsewhere, endpoints = demand.elsewhere(row, host, now)
+    elsewhere, endpoints = service_rows.elsewhere(row, host, now)
     return Service(
         id=row.pk,
         name=row.name,

@@ -39,7 +39,6 @@ from scheduler.facts.model_fields import MODEL_FIELDS, ModelField
 from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import rows, steps
 from scheduler.language_models.model_services.policy import Prediction
-from scheduler.language_models.prompts import rows as prompt_rows
 from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import ModelInstance, ModelService, Prompt
 from scheduler.runner.accounts import MissingAccount
@@ -428,10 +427,10 @@ def send(request: HttpRequest, name: str) -> HttpResponse:
         messages.error(request, new)
         return redirect(address)
     try:
-        row = prompt_rows.send(new, person, timezone.now())
-    except prompt_rows.UnknownModel as error:
+        row = prompts.send(new, person, timezone.now())
+    except prompts.UnknownModel as error:
         raise Http404(str(error)) from None
-    except (prompt_rows.NotAllowed, prompt_rows.TooLarge, prompt_rows.TooMany) as error:
+    except (prompts.NotAllowed, prompts.TooLarge, prompts.TooMany) as error:
         messages.error(request, str(error))
         return redirect(address)
     return redirect(f"{address}?prompt={row.pk}#answer")

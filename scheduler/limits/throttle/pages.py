@@ -18,7 +18,6 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 from msgspec import Struct
 
-from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import EFFECTS, ConstraintEffect
 from monitor.incidents.policy.usage_series import union_s
@@ -205,7 +204,7 @@ class HostPressure(Struct, frozen=True):
 
 
 def load(now: datetime) -> Context:
-    open_rows = constraint_rows.open_constraints()
+    open_rows = open_incidents.open_constraints()
     hosts = []
     for host, at, allowed, memory in throttle_rows.shown():
         constraints = [_constraint(row) for row in open_rows if row.host == host]

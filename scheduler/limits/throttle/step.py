@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from monitor.facts.formats import in_utc
 from monitor.facts.readings import Snapshot
 from monitor.gpus.rows import snapshot as snapshots
-from monitor.incidents import rows as constraint_rows
 from monitor.incidents import rows as open_incidents
 from monitor.incidents.policy.constraints import Constraint, ConstraintPolicy, gauges
 from monitor.journal.rows import audit, events
@@ -253,8 +252,8 @@ class ThrottleStep:
         for claim in claims:
             if claim.gpu_uuid not in alone:
                 on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
-        cpu = constraint_rows.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
-        short = constraint_rows.open_constraints(self._host)
+        cpu = open_incidents.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
+        short = open_incidents.open_constraints(self._host)
         return PlanContext(
             constraints=[Constraint(row.kind, row.subject, row.text) for row in short],
             gauges=gauges(snapshot.host, policy, cpu),

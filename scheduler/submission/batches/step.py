@@ -42,7 +42,6 @@ from scheduler.facts.scripts import (
     WorkerState,
 )
 from scheduler.jobs.rows import changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Batch, BatchItem, ExclusiveRun, Job
 from scheduler.runner import accounts, clearing
 from scheduler.runner.clearing import WorkerFiles
@@ -261,7 +260,7 @@ def give_up(batch: Batch, error: str, now: datetime) -> None:
 
 def add(batch: Batch, new: Sequence[NewJob], now: datetime) -> None:
     """Queue the jobs of further workers."""
-    for job in job_queue.add_all(new, batch.owner, now):
+    for job in changes.add_all(new, batch.owner, now):
         batch.workers[str(job.pk)] = _S.QUEUED.value
 
 
@@ -685,7 +684,7 @@ def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> int:
     except UnableToSubmit as error:
         _refuse(batch, items, error, now)
         return 0
-    rows.assign(items, job_queue.add_all(fitted, batch.owner, now))
+    rows.assign(items, changes.add_all(fitted, batch.owner, now))
     wake("scheduler")
     return len(items)
 

@@ -28,7 +28,6 @@ from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState, NewJob, Refusal
 from scheduler.facts.scripts import Candidate, Choice, Signal, SignalName, TemplateFact
 from scheduler.jobs.rows import changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
 from scheduler.submission.idle_work.policy import (
     IdlePolicy,
@@ -131,7 +130,7 @@ def start(
     now: datetime,
 ) -> Job:
     """Queue the job of a choice, and store why. The caller opens the transaction."""
-    job = job_queue.add_within(new, row.account, now, idle_template=row.name)
+    job = changes.add_within(new, row.account, now, idle_template=row.name)
     newest = IdleChoice.objects.create(
         at=now,
         host=host,

@@ -24,7 +24,6 @@ from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
 from scheduler.jobs import steps as sizing
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.quotas.policy import quotas as agent_policy
 from scheduler.models import Job, JobInput, SubmissionKey
@@ -185,7 +184,7 @@ def _admit(
         if refusals := refuse_over_limits(admitted, owner, quota):
             raise UnableToSubmit(refusals)
 
-    return job_queue.submit_all(admitted, owner, now, check, on_stored)
+    return job_changes.submit_all(admitted, owner, now, check, on_stored)
 
 
 def change(jobs: QuerySet[Job], raw: Mapping[str, Any], person: User, now: datetime) -> int:

@@ -16,7 +16,6 @@ from monitor.incidents.policy.usage_series import (
     merged,
 )
 from monitor.incidents.policy.usage_series import UsageUntil as Total
-from monitor.incidents.policy.usage_series import UsageUntil as UsagePiece
 
 STEPS = st.lists(
     st.tuples(st.integers(1, 20), st.floats(0, 1), st.booleans()), min_size=1, max_size=400
@@ -74,7 +73,7 @@ def test_a_window_longer_than_the_series_has_the_length_of_the_series() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=6))
 def test_several_together_never_take_more_than_the_gpu(parts: list[tuple[float, bool]]) -> None:
-    pieces = [UsagePiece(100, used(10, share, known)) for share, known in parts]
+    pieces = [Total(100, used(10, share, known)) for share, known in parts]
     together = merged(90, 100, pieces)
     assert together.sm_s <= together.held_s == 10
     assert together.known_s <= 10

@@ -19,7 +19,6 @@ from reports.figures.policy import people, periods
 from reports.figures.policy.advice import ReportPolicy, above_entitlement, line, use_line
 from reports.render import charts
 from reports.render import wording as tables
-from reports.render import wording as texts
 from reports.render.actions import page_context
 from scheduler.facts.jobs import Requirement
 from scheduler.limits.quotas.policy import charging
@@ -220,7 +219,7 @@ def test_the_first_hours_of_gpucoord_are_judged_too() -> None:
     assert [v.hours for v in made.violations] == [pytest.approx(9)]
     assert "12.0 of 24.0 h measured" in made.notes[0]
     assert [finding.text for finding in made.open_incidents] == ["Heavy use by alice"]
-    assert "Open incidents:\n- Heavy use by alice" in "\n".join(texts.lines(made))
+    assert "Open incidents:\n- Heavy use by alice" in "\n".join(tables.lines(made))
 
 
 @pytest.mark.usefixtures("waits")

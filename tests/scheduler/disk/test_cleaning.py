@@ -20,7 +20,6 @@ from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import probes, steps
-from scheduler.disk import probes as space
 from scheduler.disk.actions import Cleaner
 from scheduler.disk.policy import CleanResult, DiskPolicy, DiskSpace, WatchedFolder, level
 from scheduler.models import CleaningRun
@@ -48,7 +47,7 @@ class Box:
     def __init__(self, data: Path, folder: Path, target: Path) -> None:
         self.data, self.folder, self.target = data, folder, target
         self.used_pct = 90.0
-        self.device = space.device_of(str(data)) or ""
+        self.device = probes.device_of(str(data)) or ""
         self.copy: Callable[[int, Path], None] = copying.copy
 
     def read(self, path: str) -> DiskSpace:
@@ -87,7 +86,7 @@ def box(data: Path, tmp_path: Path, target: Path) -> Box:
     folder = tmp_path / "files"
     folder.mkdir()
     box = Box(data, folder, target)
-    if space.device_of(str(target)) == box.device:
+    if probes.device_of(str(target)) == box.device:
         pytest.skip("/dev/shm is no file system of its own")
     return box
 
@@ -516,15 +515,15 @@ def test_a_small_full_file_system_is_cleaned_below_the_goal(data: Path, tmp_path
             write(mount / "log" / f"{number}.log", 60 - number, b"x" * 100_000)
         thresholds.change("disk", {"paths": [str(mount)]}, by="root", now=NOW)
         thresholds.change("cleaning", {"log_folders": [str(mount / "log")]}, by="root", now=NOW)
-        full = space.read(str(mount)).used_pct or 0
-        reading = space.read(str(mount))
+        full = probes.read(str(mount)).used_pct or 0
+        reading = probes.read(str(mount))
         watched = WatchedFolder(str(mount), "added")
         steps.store("gpubox", watched, reading, steps.DiskLevel.BLOCKED, "", NOW)
         steps.clean("gpubox", str(mount), dry_run=False, by="root", now=NOW)
         Cleaner("gpubox", data).step(NOW)
 
         left = sorted(int(path.stem) for path in (mount / "log").iterdir())
-        used = space.read(str(mount)).used_pct or 0
+        used = probes.read(str(mount)).used_pct or 0
         assert full > 70 > 60 > used > 50
         assert left == list(range(30 - len(left), 30))
     finally:

@@ -19,7 +19,6 @@ from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.facts.plans import PlanPolicy
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job, Quota, TimeWindow, YieldRequest
 from scheduler.queue.planner import blockers as stored_blockers
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
@@ -34,7 +33,7 @@ def _dispatcher(on: str = "gpubox") -> Dispatcher:
 
 def _submit(owner: User, gpus: int = 1, **changes: Any) -> Job:
     request = Requirement(gpus=gpus, exclusive=gpus > 0)
-    return job_queue.submit(NewJob(command="true", requirement=request, **changes), owner, NOW)
+    return job_changes.submit(NewJob(command="true", requirement=request, **changes), owner, NOW)
 
 
 def _see(gpus: int = 1, at_s: float = 0, **changes: Any) -> None:
@@ -87,7 +86,7 @@ def test_a_job_that_needs_more_memory_than_planned_does_not_start(
 ) -> None:
     _see()
     request = Requirement(gpus=1, memory_bytes=GIB)
-    job = job_queue.submit(NewJob(command="true", requirement=request), alice, NOW)
+    job = job_changes.submit(NewJob(command="true", requirement=request), alice, NOW)
     rows = Job.objects.filter(pk=job.pk)
     _change_after_planning(monkeypatch, lambda: rows.update(gpu_memory_bytes=90 * GIB))
 
@@ -278,7 +277,7 @@ def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
 
 def test_figures_that_swing_are_no_news(alice: User) -> None:
     request = Requirement(gpus=1, memory_bytes=70 * GIB)
-    job = job_queue.submit(NewJob(command="true", requirement=request), alice, NOW)
+    job = job_changes.submit(NewJob(command="true", requirement=request), alice, NOW)
     dispatcher = _dispatcher()
     stored = []
     for minute in range(50):

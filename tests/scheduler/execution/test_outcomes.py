@@ -16,7 +16,6 @@ from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.jobs.policy import MOST_LOST
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.jobs.rows import durations, transitions
 from scheduler.models import Attempt, Job, ModelService
 from scheduler.queue.wording import text
@@ -195,7 +194,7 @@ def test_who_ends_politely_at_sigterm_is_not_done(alice: User) -> None:
 def test_a_job_that_is_cancelled_while_it_yields_is_cancelled(alice: User) -> None:
     job = jobs_made.running(alice, yield_options=REQUEUE)
     _ask(job)
-    assert job_queue.request_cancel(job.pk, "alice", LATER)
+    assert job_changes.request_cancel(job.pk, "alice", LATER)
 
     assert _end(job, exit_code=85, stopped="asked", yielded=True).outcome == "cancelled"
 
@@ -204,7 +203,7 @@ def test_a_cancel_in_the_last_moment_wins_over_a_requeue(alice: User) -> None:
     job = jobs_made.running(alice)
     _ask(job)
     attempt = _attempt(job)
-    job_queue.request_cancel(job.pk, "alice", LATER)
+    job_changes.request_cancel(job.pk, "alice", LATER)
     result = Result(nonce=attempt.nonce, ended_at=LATER.timestamp(), exit_code=85, yielded=True)
     look = AttemptFiles(claimed=None, runner_alive=False, started=None, result=result)
     outcomes.record_end(attempt, look, b"", LATER)
@@ -251,7 +250,7 @@ def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) 
     job = jobs_made.running(alice, yield_options=YieldOptions(preemptible=True))
     other = jobs_made.waiting(alice, priority=5)
     _ask(job, for_job=other)
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
     for yield_request in yield_requests.withdrawable("gpubox", LATER):
         yield_requests.withdraw(yield_request, LATER)
     _end(job, exit_code=85)
@@ -426,7 +425,7 @@ def test_a_start_between_two_absences_begins_the_time_anew(alice: User) -> None:
 def test_a_job_that_is_cancelled_while_its_account_is_unknown_is_cancelled(alice: User) -> None:
     job = jobs_made.waiting(alice)
     attempt = jobs_made.place_again(job)
-    assert job_queue.request_cancel(job.pk, "alice", NOW)
+    assert job_changes.request_cancel(job.pk, "alice", NOW)
     attempt = _attempt(job)
 
     outcomes.record_unknown_account(attempt, AWAY, LATER)

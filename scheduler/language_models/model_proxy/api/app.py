@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.facts.language_models import DayUse, Service
 from scheduler.language_models.model_proxy import policy
-from scheduler.language_models.model_proxy import policy as header_list
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.exchange import (
     SCHEME,
@@ -128,7 +127,7 @@ class ModelEndpoint:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outlet = Outlet(send, _path(scope), header_list.headers(_origin(scope), self._origins))
+        outlet = Outlet(send, _path(scope), policy.headers(_origin(scope), self._origins))
         try:
             await self._route(scope, receive, outlet)
         except Refused as refused:
@@ -145,7 +144,7 @@ class ModelEndpoint:
         if "transfer-encoding" in headers and "content-length" in headers:
             # A proxy before the endpoint may have seen another end of this request.
             raise Refused(400, "Send either Content-Length or Transfer-Encoding.", closes=True)
-        if method == "OPTIONS" and (allowed := header_list.preflight(_pairs(scope), self._origins)):
+        if method == "OPTIONS" and (allowed := policy.preflight(_pairs(scope), self._origins)):
             await outlet.begin(204, "", allowed)
             await outlet.end()
         elif scope["path"] == "/healthz":
@@ -235,7 +234,7 @@ class ModelEndpoint:
         is_form = kind.partition(";")[0].strip().lower() == "multipart/form-data"
         if is_form and path not in policy.FORMS:
             raise Refused(415, f"Send {path} as JSON.")
-        passed = header_list.sent(_pairs(scope))
+        passed = policy.sent(_pairs(scope))
         priority = headers.get(policy.PRIORITY_HEADER, "")
         with self._hold(caller.user_id, self._uploads if is_form else self._bodies) as hold:
             seconds = limits.upload_s if is_form else limits.body_s

@@ -15,7 +15,6 @@ from typing import Any
 from django.core import signing
 
 from scheduler.facts.language_models import MOST_ATTEMPTS, Instance, Wait
-from scheduler.language_models.model_proxy import policy as events
 from scheduler.language_models.model_proxy import policy as openai
 from scheduler.language_models.model_proxy.api.book import Board, Place
 from scheduler.language_models.model_proxy.policy import (
@@ -91,7 +90,7 @@ class Tickets:
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A waiting stream begins after the first interval; its reason is repeated at the second one.
 FIRST_COMMENT_S, COMMENT_EVERY_S = 1.0, 10.0
-EVENTS = f"{events.TYPE}; charset=utf-8"
+EVENTS = f"{openai.TYPE}; charset=utf-8"
 # The server does not do what this request asks for; it is not broken.
 NOT_IMPLEMENTED = 501
 UNAUTHORIZED = 401
@@ -110,7 +109,7 @@ class Outlet:
         self.is_begun = False
         self.has_body = False
         # Of a stream of events in plain text, into which comments and errors may be put.
-        self._events: events.WholeEvents | None = None
+        self._events: openai.WholeEvents | None = None
 
     async def begin(
         self, status: int, content_type: str, passed: Headers = (), **headers: str
@@ -118,8 +117,8 @@ class Outlet:
         """passed: further headers, of the model's server."""
         self.is_begun = True
         is_plain = all(name != b"content-encoding" for name, _ in passed)
-        if is_plain and events.is_stream(content_type):
-            self._events = events.WholeEvents()
+        if is_plain and openai.is_stream(content_type):
+            self._events = openai.WholeEvents()
             # An error may follow, so the length is not known.
             headers.pop("content_length", None)
         named = {
@@ -393,7 +392,7 @@ class Exchange:
 
 def _check_stream(reply: Reply) -> None:
     """The client waits for events already. Raises Refused."""
-    if not events.is_stream(reply.content_type):
+    if not openai.is_stream(reply.content_type):
         kind = reply.content_type.partition(";")[0][:100] or "no content type"
         text = f"The model's server does not stream this request: it answered with {kind}."
         raise Refused(502, text, type_="server_error", code="not_streamed", repeats=False)
@@ -403,7 +402,7 @@ async def _continued(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The stream of a server after comments: a mark is one only at the beginning of a stream."""
     is_first = True
     async for piece in pieces:
-        yield events.without_bom(piece) if is_first else piece
+        yield openai.without_bom(piece) if is_first else piece
         is_first = False
 
 

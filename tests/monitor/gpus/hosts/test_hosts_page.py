@@ -11,7 +11,6 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.gpus.rows import hosts as actions
 from monitor.gpus.rows import hosts as rows
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.journal.rows import events
@@ -110,7 +109,7 @@ def test_staff_without_superuser_status_make_no_join_token(bob: User, as_user: A
 
 
 def test_the_admin_drains_hosts_in_one_step(root: User, as_user: As) -> None:
-    actions.change("east", rows.HostState.ACTIVE, "root", "first", timezone.now())
+    rows.change("east", rows.HostState.ACTIVE, "root", "first", timezone.now())
     body = {"action": "drain", "_selected_action": ["east"]}
 
     as_user(root).post("/admin/monitor/host/", body)

@@ -16,7 +16,6 @@ from monitor.gpus.rows import snapshot as snapshots
 from monitor.gpus.sampling.probes.host import Identities
 from monitor.gpus.sampling.step import Sampler
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Event, Message
 from tests.builders import NOW, gpu
@@ -40,15 +39,15 @@ def test_a_channel_that_fails_keeps_no_other_from_its_messages(
     for name in NAMES:
         channel(name)
     incident()
-    route_of = alert_writer.route_of
+    route_of = steps.route_of
 
     def odd(row: Channel) -> Any:
         if row.name == broken:
             raise ValueError("an odd route")
         return route_of(row)
 
-    monkeypatch.setattr(alert_writer, "route_of", odd)
-    alert_writer.write(later(0))
+    monkeypatch.setattr(steps, "route_of", odd)
+    steps.write(later(0))
 
     told = set(Message.objects.values_list("channel__name", flat=True))
     assert told == set(NAMES) - {broken}
@@ -60,15 +59,15 @@ def test_an_incident_whose_message_cannot_be_written_delays_no_other(
 ) -> None:
     channel()
     rows = [incident(user=f"user{number}") for number in range(3)]
-    letter = alert_writer.message_text
+    letter = steps.message_text
 
     def odd(row: Any, *args: Any, **named: Any) -> str:
         if row.pk == rows[broken].pk:
             raise KeyError("rule")
         return letter(row, *args, **named)
 
-    monkeypatch.setattr(alert_writer, "message_text", odd)
-    alert_writer.write(later(0))
+    monkeypatch.setattr(steps, "message_text", odd)
+    steps.write(later(0))
 
     told = set(Message.objects.values_list("incident_id", flat=True))
     assert told == {row.pk for row in rows} - {rows[broken].pk}
@@ -80,7 +79,7 @@ def test_a_message_that_cannot_be_sent_keeps_no_other_of_its_channel_waiting(
 ) -> None:
     channel()
     rows = [incident(user=f"user{number}") for number in range(3)]
-    alert_writer.write(later(0))
+    steps.write(later(0))
     first_line = steps.first_line
 
     def odd(row: Any, **named: Any) -> str:
@@ -107,7 +106,7 @@ def test_a_channel_whose_result_cannot_be_written_keeps_no_other_from_its_result
     for name in NAMES:
         channel(name)
     incident()
-    alert_writer.write(later(0))
+    steps.write(later(0))
     works = steps._works
 
     def odd(row: Channel, now: datetime) -> None:

@@ -11,8 +11,6 @@ from django.utils import timezone
 
 from monitor import tasks
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts import steps as alert_letters
-from monitor.incidents.alerts import steps as alert_writer
 from monitor.incidents.alerts.policy import AlertPolicy
 from monitor.incidents.alerts.steps import decrypt
 from monitor.journal.rows import events
@@ -35,7 +33,7 @@ def send(post: Post, minutes: float = 0) -> int:
 
 
 def write(minutes: float = 0) -> int:
-    return alert_writer.write(later(minutes))
+    return steps.write(later(minutes))
 
 
 def test_an_incident_is_sent_once_however_long_it_lasts(post: Post) -> None:
@@ -98,7 +96,7 @@ def test_events_are_sent_and_repeated_only_after_a_while() -> None:
 def test_a_new_channel_gets_no_past_events() -> None:
     events.add("GPU_LOST", "long ago", now=NOW, severity="error")
     new = Channel(name="new", encrypted_address="x")
-    alert_writer.switch_on(new)
+    steps.switch_on(new)
     new.save()
     events.add("GPU_LOST", "GPU 1 fell", now=NOW, severity="error")
 
@@ -329,7 +327,7 @@ def test_a_message_counts_as_tried_before_it_is_sent() -> None:
 
 def test_the_part_queues_a_task_when_something_is_due() -> None:
     queued: list[str] = []
-    part = alert_writer.AlertWriter(queued.append)
+    part = steps.AlertWriter(queued.append)
     part.judge(None, NOW)
     channel()
     incident()
@@ -352,11 +350,8 @@ def test_addresses_are_sealed_and_opened_under_the_same_key_only(post: Post) -> 
 
 
 def test_messages_link_to_where_gpucoord_is() -> None:
-    assert (
-        alert_letters.link(AlertPolicy(address="https://g.example/"), "/x/")
-        == "https://g.example/x/"
-    )
-    assert alert_letters.link(AlertPolicy(), "/x/") == ""
+    assert steps.link(AlertPolicy(address="https://g.example/"), "/x/") == "https://g.example/x/"
+    assert steps.link(AlertPolicy(), "/x/") == ""
 
 
 def test_a_gpu_s_events_are_routed_by_gpu() -> None:
@@ -393,7 +388,7 @@ def test_the_task_sends_what_is_due_and_stops_soon(
     channel()
     for _ in range(3):
         incident()
-    alert_writer.write(timezone.now())
+    steps.write(timezone.now())
     monkeypatch.setattr(tasks, "monotonic", lambda: 0.0)
     assert (tasks.send_alerts(), len(post.letters)) == (3, 3)
 
@@ -401,5 +396,5 @@ def test_the_task_sends_what_is_due_and_stops_soon(
     monkeypatch.setattr(tasks, "monotonic", lambda: next(clock))
     incident()
     incident()
-    alert_writer.write(timezone.now())
+    steps.write(timezone.now())
     assert tasks.send_alerts() == 1

@@ -15,7 +15,6 @@ from gpucoord_site.asgi import application
 from monitor.gpus.rows.snapshot import Bookings
 from monitor.pages import frames
 from monitor.pages import hub as live_consumers
-from monitor.pages import hub as live_socket
 from monitor.pages.hub import FLOODING, MALFORMED, TOO_MANY_SOCKETS, Hub, OpenSockets
 from tests.builders import NOW, snapshot
 from tests.monitor.pages.live.test_hub import Server
@@ -97,7 +96,7 @@ async def test_a_flooding_page_is_closed(page: Any) -> None:
 async def test_a_user_has_a_limited_number_of_sockets(
     alices_cookie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_socket, "open_sockets", OpenSockets(1))
+    monkeypatch.setattr(live_consumers, "open_sockets", OpenSockets(1))
     first, second = browser(alices_cookie), browser(alices_cookie)
     await first.connect()
     await second.connect()
@@ -112,7 +111,7 @@ async def test_a_user_has_a_limited_number_of_sockets(
 async def test_a_logged_out_page_is_closed_at_once(
     alices_cookie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_socket, "RECHECK_S", 600.0)
+    monkeypatch.setattr(live_consumers, "RECHECK_S", 600.0)
     page = browser(alices_cookie)
     await page.connect()
     assert await page.receive_nothing(0.15)
@@ -124,7 +123,7 @@ async def test_a_logged_out_page_is_closed_at_once(
 async def test_a_new_password_closes_the_pages_of_earlier_sessions(
     alice: User, alices_cookie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_socket, "RECHECK_S", 600.0)
+    monkeypatch.setattr(live_consumers, "RECHECK_S", 600.0)
     page = browser(alices_cookie)
     await page.connect()
     alice.set_password("another correct horse")
@@ -142,7 +141,7 @@ def _log_out(cookie: str) -> None:
 async def test_a_deactivated_user_is_closed_out(
     alice: User, alices_cookie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_socket, "RECHECK_S", 0.05)
+    monkeypatch.setattr(live_consumers, "RECHECK_S", 0.05)
     page = browser(alices_cookie)
     await page.connect()
     await User.objects.filter(pk=alice.pk).aupdate(is_active=False)

@@ -10,7 +10,6 @@ from monitor.facts.gpus import GpuState
 from monitor.facts.readings import DiskReading, Health, HostCounters, Pressure, Snapshot
 from monitor.gpus.rows import snapshot as snapshot_rows
 from monitor.incidents.alerts import steps
-from monitor.incidents.alerts import steps as alert_writer
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.models import Lease, Message
@@ -308,7 +307,7 @@ def test_it_exports_alert_delivery_by_service_only() -> None:
     channel("secret-name", failing_since=NOW)
     channel("off", service="Slack", enabled=False)
     incident()
-    alert_writer.write(NOW)
+    steps.write(NOW)
     for problem in ("No answer.", None):
         steps.send_due(lambda letters, limit, p=problem: dict.fromkeys(letters, p), later(5))
         Message.objects.update(due_at=NOW)

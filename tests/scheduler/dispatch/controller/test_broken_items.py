@@ -11,7 +11,6 @@ from monitor.facts.incidents import CPU_HOG, IDLE_HELD, MEMORY_HOG, SUSTAINED
 from monitor.gpus.rows import snapshot as snapshots
 from monitor.incidents.policy.findings import Finding, RuleInput
 from monitor.incidents.rules import evaluate, processes
-from monitor.incidents.rules import evaluate as booking_rules
 from monitor.incidents.rules.evaluate import IncidentPolicies, Rule
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident, ItemFault
@@ -31,11 +30,11 @@ RULES = (
     (processes, "leaks", "leak"),
     (processes, "idle_held", IDLE_HELD),
     (processes, "orphaned", "orphaned"),
-    (booking_rules, "claimed_empty", "claimed_empty"),
-    (booking_rules, "unused_gpus", "unused_gpus"),
-    (booking_rules, "over_memory", "over_memory"),
-    (booking_rules, "extra_gpus", "extra_gpus"),
-    (booking_rules, "unclaimed", "unclaimed"),
+    (evaluate, "claimed_empty", "claimed_empty"),
+    (evaluate, "unused_gpus", "unused_gpus"),
+    (evaluate, "over_memory", "over_memory"),
+    (evaluate, "extra_gpus", "extra_gpus"),
+    (evaluate, "unclaimed", "unclaimed"),
 )
 RULE_INPUT = RuleInput(t=0.0, gpus=(), jobs={}, empty={}, series={})
 

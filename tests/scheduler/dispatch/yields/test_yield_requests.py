@@ -12,7 +12,6 @@ from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import GpuHold, Job, YieldRequest
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid
@@ -66,7 +65,7 @@ def test_who_is_more_pressing_is_heard(alice: User) -> None:
 
 def test_who_waits_or_is_being_stopped_is_not_asked(alice: User) -> None:
     stopping = jobs_made.running(alice)
-    job_queue.request_cancel(stopping.pk, "alice", LATER)
+    job_changes.request_cancel(stopping.pk, "alice", LATER)
 
     assert not _ask(jobs_made.waiting(alice))
     assert not _ask(stopping)
@@ -104,7 +103,7 @@ def test_who_was_asked_for_nobody_may_stay(alice: User, what: str) -> None:
     job, other = _asked_for(alice)
     assert _withdraw() == []
     if what == "cancelled":
-        job_queue.request_cancel(other.pk, "alice", LATER)
+        job_changes.request_cancel(other.pk, "alice", LATER)
     elif what == "held":
         job_changes.hold_job(other.pk, "alice", LATER)
     else:
@@ -122,7 +121,7 @@ def test_who_was_asked_for_nobody_may_stay(alice: User, what: str) -> None:
 
 def test_who_is_being_stopped_already_leaves(alice: User) -> None:
     _, other = _asked_for(alice)
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
 
     assert _withdraw(LATER + 1.9 * MINUTE) == []
 
@@ -130,14 +129,14 @@ def test_who_is_being_stopped_already_leaves(alice: User) -> None:
 def test_a_gpus_owner_is_not_forgotten_with_the_job_that_came_first(alice: User) -> None:
     job, other = _asked_for(alice)
     assert _ask(job, counts=False, deadline=LATER + MINUTE)
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
 
     assert _withdraw() == []
 
 
 def test_who_may_stay_may_be_asked_again(alice: User) -> None:
     job, other = _asked_for(alice)
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
     _withdraw()
     another = jobs_made.waiting(alice, priority=5)
 
@@ -150,7 +149,7 @@ def test_who_may_stay_may_be_asked_again(alice: User) -> None:
 def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
     job, other = jobs_made.running(alice), jobs_made.waiting(alice, priority=5)
     _ask(job, for_job=other.pk, gpu_uuids=(gpu_uuid(0),))
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
 
     assert GpuHold.objects.exists()
     assert gpu_closures.gpu_holds("gpubox", LATER) == {}
@@ -159,7 +158,7 @@ def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
 def test_a_request_that_is_repeated_at_once_keeps_its_deadline(alice: User) -> None:
     job, other = _asked_for(alice)
     Job.objects.filter(pk=job.pk).update(grace_s=120)
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
     soon = LATER + MINUTE
     assert _withdraw(soon) == [job.pk]
     third = jobs_made.waiting(alice, priority=5)
@@ -174,7 +173,7 @@ def test_a_request_that_is_repeated_at_once_keeps_its_deadline(alice: User) -> N
 
 def test_a_request_that_is_repeated_much_later_has_its_own_grace(alice: User) -> None:
     job, other = _asked_for(alice)
-    job_queue.request_cancel(other.pk, "alice", LATER)
+    job_changes.request_cancel(other.pk, "alice", LATER)
     _withdraw(LATER)
     third = jobs_made.waiting(alice, priority=5)
     Job.objects.filter(pk=job.pk).update(grace_s=120)

@@ -11,7 +11,6 @@ from monitor.models import Event
 from scheduler.facts.jobs import Dependency, NewJob, Outcome, Requirement
 from scheduler.facts.plans import Placement
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.jobs.rows import relations, transitions
 from scheduler.models import Job
 from tests import jobs_made
@@ -105,7 +104,7 @@ def test_an_array_that_waits_for_a_long_ended_array_is_submitted_in_a_few_statem
     new = NewJob(command="true", after=(Dependency(on=first.pk),))
 
     with django_assert_max_num_queries(30):
-        job = job_queue.submit(new, alice, LATER)
+        job = job_changes.submit(new, alice, LATER)
 
     job.refresh_from_db()
     assert job.outcome == Outcome.SKIPPED

@@ -12,7 +12,6 @@ from django.test import Client
 from scheduler.execution.steps import specs
 from scheduler.jobs import steps
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.runner import files
 from scheduler.submission.intake import actions as intake_actions
@@ -131,7 +130,7 @@ def test_the_environment_of_a_job_is_deleted_at_its_end(alice: User, has_started
         assert specs.environment_of(job) == {"A": "1"}
         jobs_made.end(job)
     else:
-        job_queue.request_cancel(job.pk, "alice", NOW)
+        job_changes.request_cancel(job.pk, "alice", NOW)
 
     assert JobInput.objects.get().environment == {}
 

@@ -19,7 +19,6 @@ from scheduler.facts.jobs import (
 )
 from scheduler.facts.plans import Placement
 from scheduler.jobs.rows import changes as job_changes
-from scheduler.jobs.rows import changes as job_queue
 from scheduler.jobs.rows import durations, relations, transitions
 from scheduler.jobs.rows.relations import UnmetDependencies
 from scheduler.models import Job, JobDependency
@@ -139,7 +138,7 @@ def test_after_the_end_any_end_will_do(alice: User) -> None:
 def test_cancelling_a_waiting_job_skips_who_waits_for_it(alice: User) -> None:
     on = jobs_made.waiting(alice)
     job = _chain(alice, on)
-    job_queue.request_cancel(on.pk, "alice", NOW)
+    job_changes.request_cancel(on.pk, "alice", NOW)
 
     assert _state(job) == ("finished", "skipped")
 
@@ -157,7 +156,7 @@ def test_a_dependency_that_failed_before_is_told_and_skipped(alice: User) -> Non
 def test_the_same_job_twice_is_one_dependency(alice: User) -> None:
     on = jobs_made.running(alice)
     after = (Dependency(on=on.pk), Dependency(on=on.pk, after=DependencyKind.END))
-    job_queue.submit(NewJob(command="true", after=after), alice, NOW)
+    job_changes.submit(NewJob(command="true", after=after), alice, NOW)
 
     assert JobDependency.objects.get().after == "success"
 
@@ -213,7 +212,7 @@ def test_one_failure_in_an_array_skips_who_waits_for_its_success(alice: User) ->
     second = Job.objects.get(array_index=1)
     after_all, after_end = _chain(alice, first), _chain(alice, first, DependencyKind.END)
     after_first = jobs_made.waiting(alice, after=(Dependency(on=second.pk),))
-    job_queue.request_cancel(second.pk, "alice", NOW)
+    job_changes.request_cancel(second.pk, "alice", NOW)
 
     assert _state(after_all) == _state(after_first) == ("finished", "skipped")
     assert after_all.problem.endswith(f"job {second.pk}, which was cancelled.")

@@ -17,7 +17,6 @@ from monitor.pages import hub as live_socket
 from monitor.pages.hub import FAILED, FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.jobs import consumers
-from scheduler.jobs import consumers as live_consumers
 from scheduler.jobs.rows import changes as job_queue
 from scheduler.models import Job
 from tests import jobs_made
@@ -139,14 +138,14 @@ async def test_a_big_log_begins_with_its_end(
     await said(page)
 
     message = await said(page)
-    assert message["skipped"] == 1_000_003 - live_consumers.LAST
+    assert message["skipped"] == 1_000_003 - consumers.LAST
     assert message["log"].endswith("xend")
 
 
 async def test_a_page_that_says_nothing_gets_no_more_and_skips_ahead(
     alice: User, job: Job, data: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_consumers, "WINDOW", 1)
+    monkeypatch.setattr(consumers, "WINDOW", 1)
     page = await opened(alice, job, "?attempt=1&from=0")
     await said(page)
     jobs_made.write_log(data, job, b"first")
@@ -168,7 +167,7 @@ async def test_a_log_that_is_cut_at_its_limit_goes_on_from_there(
     assert await log_until(page, "out") == "kept, left out"
 
     os.truncate(log, 4)
-    tail = consumers.tails(live_consumers.load_views)._tails[job.pk]
+    tail = consumers.tails(consumers.load_views)._tails[job.pk]
     await asyncio.to_thread(wait_for, lambda: tail.end == 4)
     jobs_made.write_log(data, job, b" | more")
     assert await log_until(page, "more") == " | more"
@@ -183,7 +182,7 @@ async def test_the_end_of_a_log_that_was_cut_is_shown_once_the_job_is_over(
     await log_until(page, "so on")
 
     os.truncate(log, 9)
-    tail = consumers.tails(live_consumers.load_views)._tails[job.pk]
+    tail = consumers.tails(consumers.load_views)._tails[job.pk]
     await asyncio.to_thread(wait_for, lambda: tail.end == 9)
     os.truncate(log, 4)
     jobs_made.write_log(data, job, b" the end")
@@ -225,7 +224,7 @@ async def test_without_pages_nothing_is_watched(alice: User, job: Job, opened: O
     await said(page)
     await page.disconnect()
 
-    tails = consumers.tails(live_consumers.load_views)
+    tails = consumers.tails(consumers.load_views)
     assert (tails._tails, tails._task) == ({}, None)
 
 

@@ -12,7 +12,6 @@ from django.test import Client
 
 from monitor.models import Message
 from scheduler.facts.jobs import NoticeKind
-from scheduler.jobs.notifications import step as actions
 from scheduler.jobs.notifications import step as rows
 from scheduler.jobs.notifications.policy import MOST_PER_HOUR, Letter
 from scheduler.jobs.notifications.step import JobNotifications
@@ -34,7 +33,7 @@ def step(db: None) -> JobNotifications:
 
 
 def choose(person: User, *kinds: NoticeKind, by_browser: bool = True) -> None:
-    actions.save(person, kinds, by_mail=True, by_browser=by_browser, address=None)
+    rows.save(person, kinds, by_mail=True, by_browser=by_browser, address=None)
 
 
 def listed(client: Client, after: int = 0) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from monitor.incidents.alerts.steps import encrypt
 from monitor.journal.rows import events
 from monitor.models import Channel, Message
 from scheduler.facts.jobs import NoticeKind
-from scheduler.jobs.notifications import step as actions
 from scheduler.jobs.notifications import step as rows
 from scheduler.jobs.notifications.policy import MOST_PER_HOUR
 from scheduler.jobs.notifications.step import JobNotifications
@@ -47,7 +46,7 @@ def step(db: None) -> JobNotifications:
 
 
 def wants(person: User, *kinds: NoticeKind, **more: Any) -> None:
-    actions.save(person, kinds, **({"by_mail": True, "address": None} | more))
+    rows.save(person, kinds, **({"by_mail": True, "address": None} | more))
 
 
 def notifications() -> list[tuple[str, str]]:
@@ -166,7 +165,7 @@ def test_alerts_do_not_go_to_a_users_own_service(alice: User) -> None:
 
 @pytest.mark.parametrize("address", ["dbus://", "syslog://", "mailto://u:p@example.org", "no"])
 def test_an_address_that_acts_on_the_server_is_refused(alice: User, address: str) -> None:
-    with pytest.raises(actions.InvalidService, match="Write an address of one of these"):
+    with pytest.raises(rows.InvalidService, match="Write an address of one of these"):
         wants(alice, FINISHED, address=address)
 
 

@@ -16,7 +16,6 @@ from monitor.pages.metrics import Families
 from scheduler.facts.language_models import MOST_ATTEMPTS, MOST_RESTARTS
 from scheduler.language_models.model_services import steps
 from scheduler.language_models.prompts import metrics, rows
-from scheduler.language_models.prompts import rows as prompt_actions
 from scheduler.models import ModelService, ModelUse, Prompt, Quota
 from tests.builders import NOW
 
@@ -161,7 +160,7 @@ def test_the_quota_of_a_day_counts_requests_and_tokens(
 def test_the_texts_of_a_users_waiting_prompts_are_bounded_together(
     small: ModelService, alice: User, bob: User, as_user: AsUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_actions, "WAITING_MIB", 1)
+    monkeypatch.setattr(rows, "WAITING_MIB", 1)
     text = "x" * 400_000
     assert [post(as_user(alice), prompt=text).status_code for _ in range(2)] == [201, 201]
     refused = post(as_user(alice), prompt=text)
@@ -177,7 +176,7 @@ def test_the_texts_of_a_users_waiting_prompts_are_bounded_together(
 def test_a_prompt_larger_than_all_waiting_ones_may_be_is_invalid_except_for_operators(
     small: ModelService, alice: User, root: User, as_user: AsUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_actions, "WAITING_MIB", 1)
+    monkeypatch.setattr(rows, "WAITING_MIB", 1)
     # As JSON in ASCII, each of these characters has six bytes.
     text = "\u00e4" * 200_000
     refused = post(as_user(alice), prompt=text)

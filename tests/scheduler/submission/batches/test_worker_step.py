@@ -23,7 +23,6 @@ from scheduler.jobs.rows import changes
 from scheduler.models import Attempt, Batch, ExclusiveRun, Job, ScriptDefinition
 from scheduler.runner.clearing import WorkerFiles
 from scheduler.submission.batches import policy, rows
-from scheduler.submission.batches import rows as batch_rows
 from scheduler.submission.batches import step as workers
 from scheduler.submission.batches.step import BatchStep
 from tests import jobs_made
@@ -94,7 +93,7 @@ def test_a_forecast_expects_a_waiting_worker_to_run_as_long_as_its_items(
     queue = [queued_job(job.pk, expected=usual) for job in waiting]
 
     def expected(batch: Batch) -> set[RunTime | None]:
-        jobs, coming = batch_rows.forecast_jobs(queue)
+        jobs, coming = rows.forecast_jobs(queue)
         assert ([job.id for job in jobs], coming) == ([job.id for job in queue], ())
         return {job.expected for job in jobs if str(job.id) in reloaded(batch).workers}
 
