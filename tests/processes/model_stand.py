@@ -31,7 +31,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
-from monitor.owners import rows tokens
+from monitor.owners import rows as tokens
 from monitor.facts.accounts import TokenScope
 from scheduler.models import ModelService
 call_command("migrate", verbosity=0)
